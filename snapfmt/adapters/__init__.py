@@ -1,0 +1,1 @@
+"""Bridges to torch and TransferQueue; each imports its library only when used."""

@@ -1,0 +1,199 @@
+"""Chunks read back: one column of one batch, verified and decoded (spec/v1/06-tables.md)."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from snapfmt.errors import CorruptObject, FormatError
+from snapfmt.format import arrow_stream, digest, zframes
+from snapfmt.format.columns import Column, Signature, offsets_of
+from snapfmt.format.dtypes import LOGICAL, storage_dtype, widenings
+from snapfmt.limits import DEFAULT_LIMITS, Limits
+from snapfmt_schemas.part import ColumnSpec
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkPlace:
+    """Where one column of one batch lies in the segment's stream."""
+
+    offset: int
+    size: int
+    digest: bytes
+    buffer_sizes: tuple[int, ...]
+
+
+def signature_from(spec: ColumnSpec) -> Signature:
+    """Signature of a stored column.
+
+    Raises:
+        FormatError: If the part index names a dtype that the format does not have.
+    """
+    signature = Signature(spec.kind, spec.dtype, spec.ndim)
+    if signature.is_array:
+        if spec.dtype not in LOGICAL or spec.physical not in widenings(spec.dtype):
+            raise FormatError(f"column stores {spec.dtype!r} as {spec.physical!r}", what=spec.name)
+    elif spec.dtype or spec.ndim:
+        raise FormatError("a column without elements has no dtype and no axes", what=spec.name)
+    return signature
+
+
+def decode_chunk(
+    data: memoryview,
+    place: ChunkPlace,
+    signature: Signature,
+    physical: str,
+    rows: int,
+    *,
+    what: str,
+    limits: Limits = DEFAULT_LIMITS,
+) -> Column:
+    """One column of one batch from its bytes, after its digest was checked.
+
+    Raises:
+        CorruptObject: If the bytes differ from the digest.
+        FormatError: If they do not describe `rows` rows of that type.
+    """
+    got = digest.raw_digest([data])
+    if len(data) != place.size or got != place.digest:
+        raise CorruptObject(
+            "stored bytes differ from their digest",
+            what=what,
+            expected=place.digest.hex(),
+            got=got.hex(),
+            hint="run `snapfmt verify`; restore an older snapshot",
+        )
+    parts = list(_buffers(data, place.buffer_sizes, what=what, limits=limits))
+    return _column(parts, signature, physical, rows, what=what)
+
+
+def _buffers(
+    data: memoryview, sizes: Sequence[int], *, what: str, limits: Limits
+) -> Iterator[memoryview]:
+    position = 0
+    for size in sizes:
+        end = position + size
+        if size < 0 or end > len(data) or 0 < size < 8:
+            raise FormatError("a buffer reaches past its chunk", what=what)
+        if size == 0:
+            yield memoryview(b"")
+            continue
+        raw = int.from_bytes(data[position : position + 8], "little", signed=True)
+        body = data[position + 8 : end]
+        if raw == -1:
+            yield body
+        elif raw < 0:
+            raise FormatError("a buffer has a negative size", what=what)
+        else:
+            frame = zframes.decompress(body, content_size=raw, what=what, limits=limits)
+            yield memoryview(frame)
+        position = end + arrow_stream.padding(size)
+    if position != len(data):
+        raise FormatError("a chunk is longer than its buffers", what=what)
+
+
+def _column(
+    parts: list[memoryview], signature: Signature, physical: str, rows: int, *, what: str
+) -> Column:
+    present = _validity(parts[0], rows, what=what)
+    if not signature.is_array:
+        offsets = _integers(parts[1], what=what)
+        values = np.frombuffer(parts[2], np.uint8)
+        return Column(signature, values, _offsets(offsets, rows, len(values), what), present)
+    dtype = storage_dtype(signature.dtype)
+    stored = _array(parts[-1 if signature.ndim <= 1 else 3], np.dtype(physical), what=what)
+    values = stored.astype(dtype, copy=False)
+    if signature.ndim == 0:
+        if len(values) != rows:
+            raise FormatError(f"column has {len(values)} values for {rows} rows", what=what)
+        if present is None:
+            return Column(signature, values, np.arange(rows + 1, dtype=np.int64))
+        return Column(signature, values[present], offsets_of(present.astype(np.int64)), present)
+    offsets = _offsets(_integers(parts[1], what=what), rows, len(values), what)
+    shapes = None
+    if signature.ndim > 1:
+        flat = _integers(parts[6], what=what)
+        if flat.size != rows * signature.ndim:
+            raise FormatError("shapes do not fit the rows", what=what)
+        shapes = flat.reshape(rows, signature.ndim)
+        counts = np.ones(rows, np.int64)
+        for axis in range(signature.ndim):
+            counts *= shapes[:, axis]
+        absent = np.zeros(rows, np.bool_) if present is None else ~present
+        if (shapes < 0).any() or not ((counts == np.diff(offsets)) | absent).all():
+            raise FormatError("shapes do not fit the values", what=what)
+    return Column(signature, values, offsets, present, shapes)
+
+
+def _validity(part: memoryview, rows: int, *, what: str) -> npt.NDArray[np.bool_] | None:
+    if not part:
+        return None
+    if len(part) != (rows + 7) // 8:
+        raise FormatError("validity bitmap does not fit the rows", what=what)
+    bits = np.unpackbits(np.frombuffer(part, np.uint8), count=rows, bitorder="little")
+    return bits.view(np.bool_)
+
+
+def _array(part: memoryview, dtype: np.dtype[np.generic], *, what: str) -> npt.NDArray[np.generic]:
+    if len(part) % dtype.itemsize:
+        raise FormatError(f"buffer is not a run of {dtype}", what=what)
+    return np.frombuffer(part, dtype)
+
+
+def _integers(part: memoryview, *, what: str) -> npt.NDArray[np.int64]:
+    if len(part) % 8:
+        raise FormatError("buffer is not a run of int64", what=what)
+    return np.frombuffer(part, np.int64)
+
+
+def _offsets(
+    offsets: npt.NDArray[np.int64], rows: int, values: int, what: str
+) -> npt.NDArray[np.int64]:
+    if rows == 0 and len(offsets) == 0:
+        return np.zeros(1, np.int64)
+    if (
+        len(offsets) != rows + 1
+        or offsets[0] != 0
+        or int(offsets[-1]) != values
+        or (offsets[1:] < offsets[:-1]).any()
+    ):
+        raise FormatError("row offsets do not fit the values", what=what)
+    return offsets
+
+
+def to_arrow(name: str, column: Column, physical: str) -> list[pa.Array]:
+    """A column as Arrow arrays (values, and shapes for 2 or more axes), without a copy."""
+    signature = column.signature
+    fields = arrow_stream.field(name, signature, physical)
+    if signature.is_array and physical != LOGICAL[signature.dtype]:
+        raise FormatError("narrowed columns are widened before export", what=name)
+    raw = [pa.py_buffer(part) if part else None for part in arrow_stream.buffers(column, physical)]
+    return list(_arrow_arrays(fields, column, raw))
+
+
+def _arrow_arrays(
+    fields: Sequence[pa.Field], column: Column, raw: Sequence[pa.Buffer | None]
+) -> Iterator[pa.Array]:
+    signature, rows = column.signature, column.rows
+    filled = [pa.py_buffer(b"") if part is None else part for part in raw]
+    kind = fields[0].type
+    if not signature.is_array:
+        offsets = raw[1] or pa.py_buffer(bytes(8))
+        yield pa.Array.from_buffers(kind, rows, [raw[0], offsets, filled[2]])
+    elif signature.ndim == 0:
+        yield pa.Array.from_buffers(kind, rows, [raw[0], filled[1]])
+    else:
+        child = pa.Array.from_buffers(kind.value_type, len(column.values), [None, filled[3]])
+        yield pa.Array.from_buffers(
+            kind, rows, [raw[0], raw[1] or pa.py_buffer(bytes(8))], children=[child]
+        )
+    if column.shapes is not None:
+        axes = pa.Array.from_buffers(pa.int64(), column.shapes.size, [None, filled[6]])
+        yield pa.Array.from_buffers(fields[1].type, rows, [None], children=[axes])
+
+
+def physical_full(signature: Signature) -> str:
+    """Physical type of a column that is not narrowed."""
+    return LOGICAL[signature.dtype] if signature.is_array else ""

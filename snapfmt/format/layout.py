@@ -1,0 +1,61 @@
+"""Names of everything in a repository, relative to its root (spec/v1/03-layout.md)."""
+
+import re
+
+REPOSITORY_KEY = "snapfmt.json"
+OBJECTS = "objects"
+ATTEMPTS = "attempts"
+SNAPSHOTS = "snapshots"
+PINS = "pins"
+MANIFEST = "manifest.json"
+
+_SNAPSHOT = re.compile(r"^snapshot_(\d{6,12})$")
+_OBJECT = re.compile(r"^objects/([0-9a-f]{2})/([0-9a-f]{64})$")
+_ATTEMPT = re.compile(r"^[0-9a-f]{32}$")
+
+
+def object_key(digest: str) -> str:
+    """Key of the object with this tagged digest."""
+    name = digest.removeprefix("sha256:")
+    return f"{OBJECTS}/{name[:2]}/{name}"
+
+
+def object_digest(key: str) -> str | None:
+    """Tagged digest that an object's key promises, or None when it is not an object's key."""
+    match = _OBJECT.match(key)
+    if match is None or not match[2].startswith(match[1]):
+        return None
+    return f"sha256:{match[2]}"
+
+
+def snapshot_name(number: int) -> str:
+    """Folder name of a snapshot: `snapshot_000042`."""
+    return f"snapshot_{number:06d}"
+
+
+def snapshot_number(name: str) -> int | None:
+    """Number that a folder name stands for, or None when it is no snapshot's name."""
+    match = _SNAPSHOT.match(name)
+    if match is None or snapshot_name(int(match[1])) != name:
+        return None
+    return int(match[1])
+
+
+def manifest_key(number: int) -> str:
+    """Key of a published manifest."""
+    return f"{SNAPSHOTS}/{snapshot_name(number)}/{MANIFEST}"
+
+
+def lease_key(attempt_id: str) -> str:
+    """Key of an attempt's lease."""
+    return f"{ATTEMPTS}/{attempt_id}.json"
+
+
+def workspace_key(attempt_id: str) -> str:
+    """Folder of an attempt's temporary files."""
+    return f"{ATTEMPTS}/{attempt_id}"
+
+
+def is_attempt_id(name: str) -> bool:
+    """Whether a name is an attempt's id."""
+    return _ATTEMPT.match(name) is not None

@@ -1,0 +1,152 @@
+"""One segment while it is written: physical types, compression, batches (spec/v1/06-tables.md)."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import zstandard
+
+from snapfmt.format import arrow_stream, digest, zframes
+from snapfmt.format.columns import Column, Signature
+from snapfmt.format.dtypes import fits, narrowest, widenings
+from snapfmt_schemas.part import ColumnSpec
+
+MIN_SAVING = 0.05
+"""A column is compressed only where its segment's first batch shrinks at least this much."""
+
+
+Floors = dict[tuple[str, str], str]
+"""(column, logical dtype) -> the widest physical type that a table needed so far."""
+
+
+class NeedsWider(Exception):
+    """A batch has values outside the segment's physical types; a new segment takes it."""
+
+
+@dataclass(frozen=True, slots=True)
+class ColumnPlan:
+    """How one column of a segment is stored; fixed for the segment."""
+
+    name: str
+    signature: Signature
+    physical: str
+    compress: bool
+
+    def spec(self) -> ColumnSpec:
+        """The column's entry in the part index."""
+        signature = self.signature
+        return ColumnSpec(
+            name=self.name,
+            kind=signature.kind,
+            dtype=signature.dtype,
+            ndim=signature.ndim,
+            physical=self.physical,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """One column of one batch, encoded: pieces to write, and what the index says of them."""
+
+    pieces: tuple[digest.Buffer, ...]
+    size: int
+    digest: bytes
+    buffer_sizes: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class EncodedBatch:
+    """One record batch, ready to be written."""
+
+    rows: int
+    header: bytes
+    chunks: tuple[Chunk, ...]
+    logical_bytes: int
+
+
+def plan(columns: Sequence[tuple[str, Column]], floors: Floors) -> tuple[ColumnPlan, ...]:
+    """Physical types and compression for a segment, from its first batch.
+
+    `floors` holds the widest type each column needed so far, so that a table settles quickly.
+    """
+    plans = []
+    for name, column in columns:
+        signature = column.signature
+        physical = ""
+        if signature.is_array:
+            physical = narrowest(
+                column.values, signature.dtype, floors.get((name, signature.dtype))
+            )
+            floors[name, signature.dtype] = physical
+        else:
+            physical = "large_binary" if signature.kind == "bytes" else "large_string"
+        plans.append(ColumnPlan(name, signature, physical, _pays(column, physical)))
+    return tuple(plans)
+
+
+def widen(
+    columns: Sequence[tuple[str, Column]], plans: Sequence[ColumnPlan], floors: Floors
+) -> None:
+    """Raise the floors to what this batch needs, on top of what the segment had."""
+    for (name, column), current in zip(columns, plans, strict=True):
+        if column.signature.is_array:
+            order = widenings(column.signature.dtype)
+            needed = narrowest(column.values, column.signature.dtype, None)
+            floors[name, column.signature.dtype] = max(needed, current.physical, key=order.index)
+
+
+def encode_batch(
+    columns: Sequence[tuple[str, Column]], plans: Sequence[ColumnPlan]
+) -> EncodedBatch:
+    """Compress, hash and lay out one batch. Runs on a worker thread.
+
+    Raises:
+        NeedsWider: If a value does not fit the plan.
+    """
+    for (_, column), how in zip(columns, plans, strict=True):
+        if how.signature.is_array and not fits(column.values, how.signature.dtype, how.physical):
+            raise NeedsWider
+    compressor = zframes.compressor()
+    chunks = [
+        _encode_chunk(column, how, compressor)
+        for (_, column), how in zip(columns, plans, strict=True)
+    ]
+    places: list[tuple[int, int]] = []
+    position = 0
+    for chunk in chunks:
+        for size in chunk.buffer_sizes:
+            places.append((position, size))
+            position += size + arrow_stream.padding(size)
+    field_nodes = [node for _, column in columns for node in arrow_stream.nodes(column)]
+    rows = columns[0][1].rows
+    header = arrow_stream.batch_header(rows, field_nodes, places, position)
+    logical = sum(column.logical_bytes for _, column in columns)
+    return EncodedBatch(rows, header, tuple(chunks), logical)
+
+
+def _pays(column: Column, physical: str) -> bool:
+    raw = packed = 0
+    compressor = zframes.compressor()
+    for buffer in arrow_stream.buffers(column, physical):
+        raw += len(buffer)
+        packed += len(compressor.compress(buffer)) if buffer else 0
+    return packed <= raw * (1 - MIN_SAVING)
+
+
+def _encode_chunk(column: Column, how: ColumnPlan, compressor: zstandard.ZstdCompressor) -> Chunk:
+    pieces: list[digest.Buffer] = []
+    sizes: list[int] = []
+    for buffer in arrow_stream.buffers(column, how.physical):
+        if not buffer:
+            sizes.append(0)
+            continue
+        body: digest.Buffer = buffer
+        prefix = arrow_stream.raw_prefix()
+        if how.compress:
+            packed = compressor.compress(buffer)
+            if len(packed) < len(buffer):
+                body, prefix = packed, arrow_stream.size_prefix(len(buffer))
+        size = len(prefix) + len(body)
+        sizes.append(size)
+        pieces += [prefix, body, bytes(arrow_stream.padding(size))]
+    total = sum(len(piece) for piece in pieces)
+    return Chunk(tuple(pieces), total, digest.raw_digest(pieces), tuple(sizes))

@@ -1,0 +1,1 @@
+"""Readers for restore and audit: verified as read."""

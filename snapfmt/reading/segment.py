@@ -1,0 +1,247 @@
+"""One stored segment: its keys, its batches, single columns of single batches."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import numpy.typing as npt
+
+from snapfmt.errors import CorruptObject, FormatError
+from snapfmt.format import arrow_stream, batch_index, chunks, digest
+from snapfmt.format.columns import Column
+from snapfmt.reading.source import Source
+from snapfmt_schemas.part import Segment
+
+COALESCE = 64 * 1024
+"""Chunks closer than this are read in one go."""
+
+
+@dataclass(frozen=True, slots=True)
+class RowBatch:
+    """Consecutive rows of a table: their keys, and the columns that were asked for.
+
+    A column that no row of the segment has is not in `columns`.
+    """
+
+    keys: list[str]
+    columns: dict[str, Column]
+
+
+class SegmentReader:
+    """Reads rows of one segment; indexes are loaded on first use and kept."""
+
+    def __init__(self, source: Source, document: Segment, *, what: str) -> None:
+        self._source = source
+        self._document = document
+        self._what = what
+        self.names = [column.name for column in document.columns]
+        self._signatures = [chunks.signature_from(column) for column in document.columns]
+
+    @property
+    def rows(self) -> int:
+        """Live rows."""
+        return self._document.live_rows
+
+    @property
+    def document(self) -> Segment:
+        """The segment's entry in the part index."""
+        return self._document
+
+    @cached_property
+    def live(self) -> npt.NDArray[np.int64] | None:
+        """Numbers of the live rows, ascending, or None when all are live."""
+        document = self._document
+        if document.live is None or document.live_digest is None:
+            return None
+        data = self._source.entry(document.live, document.live_digest, what=self._what)
+        if len(data) != (document.rows + 7) // 8:
+            raise FormatError("live bitmap does not fit the rows", what=self._what)
+        bits = np.unpackbits(np.frombuffer(data, np.uint8), count=document.rows, bitorder="little")
+        rows = np.flatnonzero(bits).astype(np.int64)
+        if len(rows) != document.live_rows:
+            raise FormatError("live bitmap does not fit live_rows", what=self._what)
+        return rows
+
+    @cached_property
+    def keys(self) -> list[str]:
+        """Keys of the live rows, in order."""
+        document = self._document
+        data = self._source.entry(document.keys, document.keys_digest, what=f"{self._what} keys")
+        batch = batch_index.read_stream(data, batch_index.KEYS_SCHEMA, what=f"{self._what} keys")
+        if batch.num_rows != document.rows:
+            raise FormatError("keys do not fit the rows", what=self._what)
+        column = batch.column(0)
+        if self.live is not None:
+            column = column.take(self.live)
+        found: list[str] = column.to_pylist()
+        return found
+
+    @cached_property
+    def index(self) -> batch_index.BatchIndex:
+        """Where every batch and chunk lies."""
+        document = self._document
+        what = f"{self._what} batch index"
+        data = self._source.entry(document.batches, document.batches_digest, what=what)
+        return batch_index.BatchIndex(
+            data,
+            document.columns,
+            rows=document.rows,
+            head_size=document.head_size,
+            stream_size=document.data.size,
+            what=what,
+            limits=self._source.limits,
+        )
+
+    def plan(self, start: int, stop: int) -> Iterator[tuple[int, npt.NDArray[np.int64] | slice]]:
+        """Batches that hold live rows start to stop, and which of their rows."""
+        index = self.index
+        if start >= stop or not len(index):
+            return
+        if self.live is None:
+            for number in range(index.batch_of(start), index.batch_of(stop - 1) + 1):
+                first = int(index.starts[number])
+                last = first + int(index.counts[number])
+                yield number, slice(max(start, first) - first, min(stop, last) - first)
+            return
+        rows = self.live[start:stop]
+        numbers = np.searchsorted(index.starts, rows, side="right") - 1
+        for number in np.unique(numbers).tolist():
+            yield number, rows[numbers == number] - int(index.starts[number])
+
+    def read(
+        self,
+        number: int,
+        chosen: npt.NDArray[np.int64] | slice,
+        columns: Sequence[str] | None = None,
+    ) -> dict[str, Column]:
+        """The chosen rows of one batch, only the named columns' bytes are read.
+
+        Raises:
+            CorruptObject: If a byte that was read differs from its digest.
+        """
+        place = self.index.place(number)
+        wanted = [
+            position
+            for position, name in enumerate(self.names)
+            if columns is None or name in columns
+        ]
+        places = [place.chunks[position + 1] for position in wanted]
+        data = self._fetch(places)
+        result: dict[str, Column] = {}
+        for position, chunk, part in zip(wanted, places, data, strict=True):
+            name = self.names[position]
+            column = chunks.decode_chunk(
+                part,
+                chunk,
+                self._signatures[position],
+                self._document.columns[position].physical,
+                place.rows,
+                what=f"{self._what} batch {number} column {name}",
+                limits=self._source.limits,
+            )
+            if isinstance(chosen, slice):
+                whole = chosen.start == 0 and chosen.stop == place.rows
+                result[name] = column if whole else column.slice(chosen.start, chosen.stop)
+            else:
+                result[name] = column.take(chosen)
+        return result
+
+    def _fetch(self, places: Sequence[chunks.ChunkPlace]) -> list[memoryview]:
+        """Bytes of places in stream order; close ones in one read."""
+        result: list[memoryview] = []
+        start = 0
+        while start < len(places):
+            stop = start + 1
+            while (
+                stop < len(places)
+                and places[stop].offset - (places[stop - 1].offset + places[stop - 1].size)
+                <= COALESCE
+            ):
+                stop += 1
+            first, last = places[start].offset, places[stop - 1]
+            size = last.offset + last.size - first
+            data = memoryview(self._source.unchecked(self._document.data, first, size))
+            result += [
+                data[chunk.offset - first : chunk.offset - first + chunk.size]
+                for chunk in places[start:stop]
+            ]
+            start = stop
+        return result
+
+    def check(self) -> Iterator[tuple[int, str]]:
+        """Every byte of the segment, deep: yields (bytes checked, what) as it goes.
+
+        Raises:
+            CorruptError: At the first damage.
+        """
+        document, source, what = self._document, self._source, self._what
+        head = source.unchecked(document.data, 0, document.head_size)
+        digest.check(head, document.head_digest, what=f"{what} head")
+        names = [arrow_stream.KEY_COLUMN, *self.names]
+        signatures = [arrow_stream.KEY_SIGNATURE, *self._signatures]
+        physicals = ["large_string", *(column.physical for column in document.columns)]
+        expected = arrow_stream.head(list(zip(names, signatures, physicals, strict=True)))
+        if not arrow_stream.same_schema(head, expected):
+            raise FormatError("schema message does not fit the part index", what=what)
+        keys = self._all_keys()
+        for number in range(len(self.index)):
+            place = self.index.place(number)
+            label = f"{what} batch {number}"
+            data = memoryview(
+                source.unchecked(document.data, place.offset, place.end - place.offset)
+            )
+            header = data[: place.header_size]
+            if digest.raw_digest([header]) != place.header_digest:
+                raise CorruptObject("batch header differs from its digest", what=label)
+            columns = []
+            for name, signature, physical, chunk in zip(
+                names, signatures, physicals, place.chunks, strict=True
+            ):
+                begin = chunk.offset - place.offset
+                part = data[begin : begin + chunk.size]
+                columns.append(
+                    chunks.decode_chunk(
+                        part,
+                        chunk,
+                        signature,
+                        physical,
+                        place.rows,
+                        what=f"{label} column {name}",
+                        limits=source.limits,
+                    )
+                )
+            _check_header(bytes(header), place, columns, what=label)
+            stored = [columns[0].value(row) for row in range(place.rows)]
+            if stored != keys[place.row_start : place.row_start + place.rows]:
+                raise FormatError("keys of the rows differ from the keys entry", what=label)
+            yield len(data), label
+        end = source.unchecked(
+            document.data,
+            document.data.size - len(arrow_stream.END_OF_STREAM),
+            len(arrow_stream.END_OF_STREAM),
+        )
+        if end != arrow_stream.END_OF_STREAM:
+            raise CorruptObject("end of the stream is damaged", what=what)
+
+    def _all_keys(self) -> list[str]:
+        document = self._document
+        data = self._source.entry(document.keys, document.keys_digest, what=f"{self._what} keys")
+        batch = batch_index.read_stream(data, batch_index.KEYS_SCHEMA, what=f"{self._what} keys")
+        found: list[str] = batch.column(0).to_pylist()
+        return found
+
+
+def _check_header(
+    header: bytes, place: batch_index.BatchPlace, columns: Sequence[Column], *, what: str
+) -> None:
+    """The Arrow metadata says the same as the batch index, for readers that know only Arrow."""
+    places: list[tuple[int, int]] = []
+    position = 0
+    for chunk in place.chunks:
+        for size in chunk.buffer_sizes:
+            places.append((position, size))
+            position += size + arrow_stream.padding(size)
+    nodes = [node for column in columns for node in arrow_stream.nodes(column)]
+    if header != arrow_stream.batch_header(place.rows, nodes, places, position):
+        raise FormatError("Arrow metadata does not fit the batch index", what=what)

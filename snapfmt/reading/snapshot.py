@@ -1,0 +1,305 @@
+"""A published snapshot: its manifest, parts, entries and tables, verified as read."""
+
+import json
+from collections.abc import Iterator, Sequence
+from functools import cached_property
+from typing import Any, TypeVar
+
+from pydantic import BaseModel, ValidationError
+
+from snapfmt.errors import (
+    FingerprintMismatch,
+    FormatError,
+    MissingObject,
+    NoMatch,
+    NotPublished,
+)
+from snapfmt.format import canonical, compat, digest, jsonl, layout
+from snapfmt.limits import DEFAULT_LIMITS, Limits
+from snapfmt.reading.segment import SegmentReader
+from snapfmt.reading.source import Source
+from snapfmt.reading.table import TableReader
+from snapfmt.storage.base import Store
+from snapfmt_schemas.attempt import Receipt
+from snapfmt_schemas.fingerprint import Fingerprint
+from snapfmt_schemas.manifest import Features, Manifest
+from snapfmt_schemas.part import Entry, PartIndex
+
+M = TypeVar("M", bound=BaseModel)
+
+
+class Snapshot:
+    """One published, immutable cut."""
+
+    def __init__(self, store: Store, manifest: Manifest, *, limits: Limits) -> None:
+        self.manifest = manifest
+        self._source = Source(store, limits)
+        self._parts: dict[str, Part] = {}
+
+    @classmethod
+    def open(
+        cls,
+        store: Store,
+        number: int,
+        *,
+        repository_id: str | None = None,
+        limits: Limits = DEFAULT_LIMITS,
+    ) -> "Snapshot":
+        """Read and check the manifest of a snapshot; see `Repository.snapshot`."""
+        key = layout.manifest_key(number)
+        try:
+            data = store.get(key, limit=limits.manifest_size)
+        except MissingObject as error:
+            raise NotPublished(
+                "this snapshot was not published",
+                what=layout.snapshot_name(number),
+                hint="run `snapfmt ls` for those that were",
+            ) from error
+        value = canonical.parse(data, what=key, size_limit=limits.manifest_size, limits=limits)
+        _check_features(value, key)
+        manifest = canonical.decode(
+            data, Manifest, what=key, size_limit=limits.manifest_size, limits=limits
+        )
+        if manifest.number != number:
+            raise FormatError(f"manifest says it is snapshot {manifest.number}", what=key)
+        if repository_id is not None and manifest.repository_id != repository_id:
+            raise FormatError("manifest belongs to another repository", what=key)
+        return cls(store, manifest, limits=limits)
+
+    @property
+    def number(self) -> int:
+        """The snapshot's number."""
+        return self.manifest.number
+
+    @property
+    def name(self) -> str:
+        """The snapshot's name, `snapshot_000042`."""
+        return layout.snapshot_name(self.number)
+
+    def require(self, fingerprints: Sequence[Fingerprint]) -> None:
+        """Refuse unless every given fingerprint equals the stored one of its name.
+
+        Raises:
+            FingerprintMismatch: Saying field by field what differs.
+        """
+        stored = {item.name: item for item in self.manifest.fingerprints}
+        differences: list[str] = []
+        for wanted in fingerprints:
+            found = stored.get(wanted.name)
+            if found is None:
+                differences.append(f"{wanted.name}: not in the snapshot")
+            elif found.digest != wanted.digest:
+                differences += found.differences(wanted)
+        if differences:
+            raise FingerprintMismatch(
+                "the snapshot was taken by a run that differs",
+                what=self.name,
+                hint="snapshot != this run; restore with the old configuration",
+                differences=tuple(differences),
+            )
+
+    def part_names(self) -> list[str]:
+        """Names of the parts, in order."""
+        return [receipt.part for receipt in self.manifest.parts]
+
+    def part(self, name: str) -> "Part":
+        """One part.
+
+        Raises:
+            NoMatch: If there is none of that name.
+        """
+        if name not in self._parts:
+            for receipt in self.manifest.parts:
+                if receipt.part == name:
+                    self._parts[name] = Part(self._source, receipt, snapshot=self.name)
+                    break
+            else:
+                raise NoMatch(
+                    f"{self.name} has no such part",
+                    what=name,
+                    hint=", ".join(self.part_names()),
+                )
+        return self._parts[name]
+
+    def parts(self) -> Iterator["Part"]:
+        """Every part, in order."""
+        return (self.part(name) for name in self.part_names())
+
+    def table_names(self) -> list[str]:
+        """Names of the tables over all parts, sorted; reads the manifest only."""
+        return sorted({item.name for receipt in self.manifest.parts for item in receipt.tables})
+
+    def table(self, name: str) -> TableReader:
+        """A table, with the rows that every part holds of it.
+
+        Raises:
+            NoMatch: If no part has such a table.
+        """
+        segments = [
+            item
+            for receipt in self.manifest.parts
+            if any(table.name == name for table in receipt.tables)
+            for item in self.part(receipt.part).segments(name)
+        ]
+        if name not in self.table_names():
+            raise NoMatch(
+                f"{self.name} has no such table", what=name, hint=", ".join(self.table_names())
+            )
+        return TableReader(name, segments)
+
+
+class Part:
+    """What one writer contributed."""
+
+    def __init__(self, source: Source, receipt: Receipt, *, snapshot: str) -> None:
+        self.receipt = receipt
+        self.name = receipt.part
+        self._source = source
+        self._what = f"{snapshot}/{receipt.part}"
+
+    @cached_property
+    def index(self) -> PartIndex:
+        """The part index, checked against the receipt.
+
+        Raises:
+            CorruptError: If it is damaged or is another part's.
+        """
+        key = layout.object_key(self.receipt.index_digest)
+        limits = self._source.limits
+        data = self._source.store.get(key, limit=limits.part_index_size)
+        digest.check_size(len(data), self.receipt.index_size, what=key)
+        digest.check(data, self.receipt.index_digest, what=key)
+        index = canonical.decode(
+            data, PartIndex, what=key, size_limit=limits.part_index_size, limits=limits
+        )
+        if index.part != self.name or index.attempt_id != self.receipt.attempt_id:
+            raise FormatError(f"part index is that of {index.part!r}", what=self._what)
+        return index
+
+    def entries(self) -> list[Entry]:
+        """The part's entries, in the order they were staged."""
+        return list(self.index.entries)
+
+    def entry(self, path: str) -> Entry:
+        """One entry.
+
+        Raises:
+            NoMatch: If the part has none of that path.
+        """
+        for item in self.index.entries:
+            if item.path == path:
+                return item
+        raise NoMatch(f"{self._what} has no such entry", what=path)
+
+    def stored(self, path: str) -> bytes:
+        """The stored bytes of an entry, verified."""
+        item = self.entry(path)
+        return self._source.entry(item.location, item.digest, what=f"{self._what}/{path}")
+
+    def read(self, path: str) -> bytes:
+        """The bytes of an entry as they were staged; lines of a record file, decompressed."""
+        if self.entry(path).media_type == jsonl.MEDIA_TYPE:
+            return b"".join(line + b"\n" for line in self.lines(path))
+        return self.stored(path)
+
+    def lines(self, path: str) -> Iterator[bytes]:
+        """The lines of a record file, verified, one frame in memory at a time."""
+        item, what = self.entry(path), f"{self._what}/{path}"
+        places = self.line_places(item)
+        position, last = 0, -1
+        for place in places:
+            if place.frame_offset == last:
+                continue
+            if place.frame_offset != position:
+                raise FormatError("frames do not follow one another", what=what)
+            last, position = place.frame_offset, place.frame_offset + place.frame_size
+            yield from jsonl.split(self._frame(item, place), what=what)
+        if position != item.location.size:
+            raise FormatError("frames do not cover the entry", what=what)
+
+    def records(self, path: str, model: type[M]) -> Iterator[M]:
+        """The records of a file, each validated.
+
+        Raises:
+            FormatError: If a line is not such a record; names the line.
+        """
+        for number, line in enumerate(self.lines(path)):
+            yield _record(line, model, f"{self._what}/{path}:{number}")
+
+    def record(self, path: str, key: str, model: type[M]) -> M:
+        """One record by its key; reads one frame.
+
+        Raises:
+            NoMatch: If no record has the key.
+        """
+        item, what = self.entry(path), f"{self._what}/{path}"
+        for place in self.line_places(item):
+            if place.key == key:
+                line = jsonl.line_of(self._frame(item, place), place, what=what)
+                return _record(line, model, f"{what}[{key}]")
+        raise NoMatch(f"{what} has no such record", what=key)
+
+    def line_places(self, item: Entry) -> list[jsonl.LinePlace]:
+        """Where the records of a record file lie, in order."""
+        if item.media_type != jsonl.MEDIA_TYPE or item.index is None:
+            raise FormatError("entry is not a record file", what=f"{self._what}/{item.path}")
+        what = f"{self._what}/{item.index}"
+        places = jsonl.read_index(self.stored(item.index), what=what)
+        if len(places) != item.records:
+            raise FormatError(f"index has {len(places)} records, not {item.records}", what=what)
+        return places
+
+    def _frame(self, item: Entry, place: jsonl.LinePlace) -> bytes:
+        data = self._source.unchecked(item.location, place.frame_offset, place.frame_size)
+        return jsonl.frame_content(
+            data, place, what=f"{self._what}/{item.path}", limits=self._source.limits
+        )
+
+    def table_names(self) -> list[str]:
+        """Names of the part's tables."""
+        return [table.name for table in self.index.tables]
+
+    def table(self, name: str) -> TableReader:
+        """This part's share of a table.
+
+        Raises:
+            NoMatch: If the part has none of that name.
+        """
+        if name not in self.table_names():
+            raise NoMatch(f"{self._what} has no such table", what=name)
+        return TableReader(name, self.segments(name))
+
+    def segments(self, name: str) -> list[SegmentReader]:
+        """The segments of this part's share of a table."""
+        return [
+            SegmentReader(self._source, item, what=f"{self._what}/{name} segment {number}")
+            for table in self.index.tables
+            if table.name == name
+            for number, item in enumerate(table.segments)
+        ]
+
+
+def _record(line: bytes, model: type[M], what: str) -> M:
+    try:
+        json.loads(line, object_pairs_hook=_no_repeats)
+        return model.model_validate_json(line)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        place = ".".join(str(step) for step in first["loc"])
+        raise FormatError(f"{model.__name__}: {place}: {first['msg']}", what=what) from error
+    except (ValueError, RecursionError) as error:
+        raise FormatError(f"not a JSON line: {error}", what=what) from error
+
+
+def _no_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    result = dict(pairs)
+    if len(result) != len(pairs):
+        raise ValueError("an object repeats a key")
+    return result
+
+
+def _check_features(value: Any, key: str) -> None:
+    """Unknown features refuse by name, even where an unknown field would refuse by shape."""
+    needed = value.get("features", {}).get("read", []) if isinstance(value, dict) else []
+    if isinstance(needed, list) and all(isinstance(name, str) for name in needed):
+        compat.require(Features(read=tuple(needed)), "read", what=key)

@@ -1,0 +1,211 @@
+"""A table of a snapshot: keyed rows over all its segments (spec/v1/06-tables.md, Reading)."""
+
+from collections import deque
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import cached_property
+from importlib import import_module
+from typing import Any
+
+import pyarrow as pa
+
+from snapfmt.errors import FormatError, NoMatch
+from snapfmt.format import arrow_stream, chunks
+from snapfmt.format.columns import MISSING, Column
+from snapfmt.reading.segment import RowBatch, SegmentReader
+
+WORKERS = 2
+"""Threads that read, verify and decompress batches ahead."""
+AHEAD = 4
+"""Batches that are read ahead."""
+
+
+class TableReader:
+    """Rows of one table, over every part that holds a share of it."""
+
+    def __init__(self, name: str, segments: Sequence[SegmentReader]) -> None:
+        self.name = name
+        self._segments = list(segments)
+
+    @property
+    def num_rows(self) -> int:
+        """Rows of the table."""
+        return sum(item.rows for item in self._segments)
+
+    @property
+    def column_names(self) -> list[str]:
+        """Names of the columns, in order of first appearance."""
+        return list(dict.fromkeys(name for item in self._segments for name in item.names))
+
+    @property
+    def logical_bytes(self) -> int:
+        """Bytes of the values, uncompressed."""
+        return sum(item.document.logical_bytes for item in self._segments)
+
+    @property
+    def stored_bytes(self) -> int:
+        """Bytes of the rows as stored, without indexes."""
+        return sum(item.document.data.size for item in self._segments)
+
+    def dtypes(self) -> dict[str, list[str]]:
+        """For each column the types its rows have, such as `tensor int64 1d`."""
+        found: dict[str, dict[str, None]] = {name: {} for name in self.column_names}
+        for item in self._segments:
+            for spec in item.document.columns:
+                text = f"{spec.kind} {spec.dtype} {spec.ndim}d" if spec.dtype else spec.kind
+                found[spec.name][text] = None
+        return {name: list(types) for name, types in found.items()}
+
+    def keys(self) -> list[str]:
+        """Keys of all rows, in order."""
+        return [key for item in self._segments for key in item.keys]
+
+    @cached_property
+    def _places(self) -> dict[str, tuple[int, int]]:
+        places: dict[str, tuple[int, int]] = {}
+        for number, item in enumerate(self._segments):
+            for row, key in enumerate(item.keys):
+                if key in places:
+                    raise FormatError(f"key {key!r} comes twice", what=self.name)
+                places[key] = (number, row)
+        return places
+
+    def __contains__(self, key: object) -> bool:
+        return key in self._places
+
+    def batches(
+        self, columns: Sequence[str] | None = None, *, start: int = 0, stop: int | None = None
+    ) -> Iterator[RowBatch]:
+        """Rows start to stop in batches; only the named columns' bytes are read.
+
+        Raises:
+            NoMatch: If a named column is not in the table.
+            CorruptError: If bytes that were read are damaged.
+        """
+        self._check(columns)
+        with ThreadPoolExecutor(WORKERS, thread_name_prefix="snapfmt-read") as pool:
+            flight: deque[tuple[list[str], Future[dict[str, Column]]]] = deque()
+            try:
+                for item, first, last in self._ranges(start, stop):
+                    keys, position = item.keys, first
+                    for number, chosen in item.plan(first, last):
+                        count = (
+                            chosen.stop - chosen.start if isinstance(chosen, slice) else len(chosen)
+                        )
+                        names = keys[position : position + count]
+                        position += count
+                        flight.append((names, pool.submit(item.read, number, chosen, columns)))
+                        if len(flight) > AHEAD:
+                            names, future = flight.popleft()
+                            yield RowBatch(names, future.result())
+                while flight:
+                    names, future = flight.popleft()
+                    yield RowBatch(names, future.result())
+            finally:
+                for _, future in flight:
+                    future.cancel()
+
+    def _ranges(self, start: int, stop: int | None) -> Iterator[tuple[SegmentReader, int, int]]:
+        start, stop, _ = slice(start, stop).indices(self.num_rows)
+        position = 0
+        for item in self._segments:
+            first, last = max(start - position, 0), min(stop - position, item.rows)
+            if first < last:
+                yield item, first, last
+            position += item.rows
+
+    def _check(self, columns: Sequence[str] | None) -> None:
+        known = set(self.column_names)
+        for name in columns or ():
+            if name not in known:
+                raise NoMatch(
+                    f"table {self.name} has no such column",
+                    what=name,
+                    hint=f"it has {', '.join(sorted(known))}",
+                )
+
+    def row(self, key: str, columns: Sequence[str] | None = None) -> dict[str, Any]:
+        """One row as numpy arrays and Python values; fields that it lacks are left out.
+
+        Raises:
+            NoMatch: If no row has the key.
+        """
+        return {
+            name: value
+            for name, column in self._row(key, columns).items()
+            if (value := column.value(0)) is not MISSING
+        }
+
+    def row_torch(self, key: str, columns: Sequence[str] | None = None) -> dict[str, Any]:
+        """One row with the types it was saved with: torch tensors come back as such."""
+        bridge = import_module("snapfmt.adapters.torch_values")
+        return {
+            name: value
+            for name, column in self._row(key, columns).items()
+            if (value := bridge.column_to_values(column)[0]) is not MISSING
+        }
+
+    def _row(self, key: str, columns: Sequence[str] | None) -> dict[str, Column]:
+        self._check(columns)
+        place = self._places.get(key)
+        if place is None:
+            raise NoMatch(f"table {self.name} has no such row", what=key)
+        item = self._segments[place[0]]
+        number, chosen = next(item.plan(place[1], place[1] + 1))
+        return item.read(number, chosen, columns)
+
+    def to_arrow(
+        self, columns: Sequence[str] | None = None, *, start: int = 0, stop: int | None = None
+    ) -> pa.Table:
+        """Rows as an Arrow table: the key first, then the columns with their logical types.
+
+        bfloat16 and float8 come as unsigned integers of their bits; field metadata names the
+        logical dtype.
+
+        Raises:
+            FormatError: If a column has rows of different types; use `batches` for those.
+        """
+        tables = []
+        for batch in self.batches(columns, start=start, stop=stop):
+            names, arrays = ["__key__"], [pa.array(batch.keys, pa.large_string())]
+            fields = [pa.field("__key__", pa.large_string())]
+            for name, column in batch.columns.items():
+                physical = chunks.physical_full(column.signature)
+                made = arrow_stream.field(name, column.signature, physical)
+                fields += made
+                names += [field.name for field in made]
+                arrays += chunks.to_arrow(name, column, physical)
+            tables.append(pa.Table.from_arrays(arrays, schema=pa.schema(fields)))
+        if not tables:
+            return pa.table({"__key__": pa.array([], pa.large_string())})
+        try:
+            return pa.concat_tables(tables, promote_options="default")
+        except pa.ArrowException as error:
+            raise FormatError(
+                f"a column has rows of different types: {error}",
+                what=self.name,
+                hint="read it with batches(), or choose other columns",
+            ) from error
+
+    def to_torch(
+        self, columns: Sequence[str] | None = None, *, start: int = 0, stop: int | None = None
+    ) -> tuple[list[str], dict[str, list[Any]]]:
+        """Keys, and for each column the rows' values with the types they were saved with."""
+        bridge = import_module("snapfmt.adapters.torch_values")
+        keys: list[str] = []
+        names = list(columns) if columns is not None else self.column_names
+        values: dict[str, list[Any]] = {name: [] for name in names}
+        for batch in self.batches(columns, start=start, stop=stop):
+            keys += batch.keys
+            for name in names:
+                column = batch.columns.get(name)
+                values[name] += (
+                    [MISSING] * len(batch.keys)
+                    if column is None
+                    else bridge.column_to_values(column)
+                )
+        return keys, values
+
+    def segments(self) -> list[SegmentReader]:
+        """The table's segments, for audits."""
+        return list(self._segments)

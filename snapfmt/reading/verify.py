@@ -1,0 +1,391 @@
+"""The audit: every way in which a repository breaks the spec (spec/v1/08-reading.md, Verify).
+
+Damage never raises here: all of it is found and listed.
+"""
+
+import json
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal
+
+from snapfmt.errors import CorruptError, FormatError, NotFoundError, SnapfmtError, StorageError
+from snapfmt.format import canonical, digest, jsonl, layout, pack
+from snapfmt.limits import DEFAULT_LIMITS, MIB, Limits
+from snapfmt.reading.snapshot import Part, Snapshot
+from snapfmt.storage.base import Store
+from snapfmt_schemas.attempt import Receipt
+from snapfmt_schemas.part import Location
+
+Severity = Literal["damage", "extra", "leftover"]
+Progress = Callable[[int, str], None]
+"""Called with the bytes that were just checked and what they belong to."""
+
+BLOCK = 4 * MIB
+_TOLERATED = ("lost+found", ".nfs", ".probe-", ".DS_Store")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """One way in which a repository breaks the spec."""
+
+    rule: str
+    """Stable name: missing, truncated, digest, format, unreadable, misplaced, extra, leftover."""
+    severity: Severity
+    path: str
+    message: str
+    snapshots: tuple[int, ...] = ()
+    """Snapshots that it harms."""
+
+
+@dataclass(slots=True)
+class VerifyReport:
+    """What was checked and what was found."""
+
+    deep: bool
+    snapshots: list[int] = field(default_factory=list)
+    objects: int = 0
+    bytes: int = 0
+    findings: list[Finding] = field(default_factory=list)
+
+    @property
+    def damage(self) -> list[Finding]:
+        """Findings that are not mere leftovers of a crashed save."""
+        return [item for item in self.findings if item.severity != "leftover"]
+
+    @property
+    def ok(self) -> bool:
+        """Whether nothing but leftovers was found."""
+        return not self.damage
+
+    def as_json(self) -> dict[str, Any]:
+        """Plain values for `--json`."""
+        return {
+            "ok": self.ok,
+            "deep": self.deep,
+            "snapshots": self.snapshots,
+            "objects": self.objects,
+            "bytes": self.bytes,
+            "findings": [asdict(item) for item in self.findings],
+        }
+
+
+def verify(
+    store: Store,
+    snapshots: Sequence[int | Snapshot] | None = None,
+    *,
+    deep: bool = True,
+    progress: Progress | None = None,
+    repository_id: str | None = None,
+    limits: Limits = DEFAULT_LIMITS,
+) -> VerifyReport:
+    """Check the given snapshots, or with None the whole repository and what lies beside them.
+
+    Shallow reads manifests and part indexes and looks at sizes; deep reads and hashes every
+    byte that a snapshot reaches, and decodes every row.
+    """
+    audit = _Audit(store, deep, progress, repository_id, limits)
+    if snapshots is None:
+        audit.repository()
+    else:
+        for item in snapshots:
+            audit.snapshot(item)
+    audit.objects()
+    if snapshots is None:
+        audit.beside()
+    audit.report.findings.sort(key=lambda item: (item.path, item.rule, item.message))
+    return audit.report
+
+
+class _Audit:
+    def __init__(
+        self,
+        store: Store,
+        deep: bool,
+        progress: Progress | None,
+        repository_id: str | None,
+        limits: Limits,
+    ) -> None:
+        self._store = store
+        self._progress = progress or _silent
+        self._repository_id = repository_id
+        self._limits = limits
+        self._reach: dict[str, set[int]] = {}
+        """Object key -> snapshots that reach it."""
+        self._ends: dict[str, int] = {}
+        """Pack key -> end of its last extent."""
+        self._checked: set[tuple[str, int, int]] = set()
+        self.report = VerifyReport(deep=deep)
+
+    def repository(self) -> None:
+        """Every folder under snapshots/."""
+        for name in self._store.names(layout.SNAPSHOTS):
+            number = layout.snapshot_number(name)
+            folder = f"{layout.SNAPSHOTS}/{name}"
+            files = [key for key, _ in self._store.walk(folder)]
+            if number is None:
+                if not _tolerated(name):
+                    self._find("extra", "extra", folder, "not the name of a snapshot")
+                continue
+            for key in files:
+                if key != layout.manifest_key(number) and not _tolerated(key.rpartition("/")[2]):
+                    self._find("extra", "extra", key, "no file of the format", (number,))
+            if layout.manifest_key(number) in files:
+                self.snapshot(number)
+            else:
+                self._find("leftover", "leftover", folder, "folder without a manifest")
+
+    def snapshot(self, item: int | Snapshot) -> None:
+        """One snapshot, without the bytes of its packs."""
+        number = item if isinstance(item, int) else item.number
+        self.report.snapshots.append(number)
+        key = layout.manifest_key(number)
+        try:
+            snapshot = (
+                Snapshot.open(
+                    self._store, number, repository_id=self._repository_id, limits=self._limits
+                )
+                if isinstance(item, int)
+                else item
+            )
+        except SnapfmtError as error:
+            self._failed(error, key, number)
+            return
+        manifest = snapshot.manifest
+        data = self._store.get(key, limit=self._limits.manifest_size)
+        if data != canonical.encode(manifest):
+            self._find("format", "damage", key, "manifest is not in canonical form", (number,))
+        for part in snapshot.parts():
+            self._part(part, number)
+
+    def _part(self, part: Part, number: int) -> None:
+        receipt = part.receipt
+        key = layout.object_key(receipt.index_digest)
+        self._reach.setdefault(key, set()).add(number)
+        try:
+            index = part.index
+            problem = _receipt_problem(part, receipt)
+        except SnapfmtError as error:
+            self._failed(error, key, number)
+            return
+        if problem:
+            self._find("format", "damage", key, problem, (number,))
+        for entry in index.entries:
+            self._extent(entry.location, number)
+        for table in index.tables:
+            for item in table.segments:
+                for place in (item.data, item.batches, item.keys, item.live):
+                    if place is not None:
+                        self._extent(place, number)
+        if self.report.deep:
+            self._contents(part, number)
+
+    def _extent(self, place: Location, number: int) -> None:
+        key = layout.object_key(place.pack)
+        self._reach.setdefault(key, set()).add(number)
+        self._ends[key] = max(self._ends.get(key, 0), place.offset + place.size)
+
+    def _contents(self, part: Part, number: int) -> None:
+        for entry in part.entries():
+            where = f"{part.name}/{entry.path}"
+            if self._seen(entry.location):
+                continue
+            with _Catch(self, layout.object_key(entry.location.pack), number, where):
+                part.stored(entry.path)
+                if entry.media_type == jsonl.MEDIA_TYPE:
+                    _check_records(part, entry.path)
+                self._count(entry.location.size, where)
+        for name in part.table_names():
+            keys: set[str] = set()
+            for item in part.segments(name):
+                key = layout.object_key(item.document.data.pack)
+                where = f"{part.name}/{name}"
+                with _Catch(self, key, number, where):
+                    before = len(keys)
+                    keys.update(item.keys)
+                    if len(keys) != before + item.rows:
+                        self._find("format", "damage", key, f"{where}: a key repeats", (number,))
+                    if not self._seen(item.document.data):
+                        for size, label in item.check():
+                            self._count(size, label)
+
+    def _seen(self, place: Location) -> bool:
+        mark = (place.pack, place.offset, place.size)
+        known = mark in self._checked
+        self._checked.add(mark)
+        return known
+
+    def objects(self) -> None:
+        """Every object that a snapshot reaches: there, long enough, and deep its own digest."""
+        for key, numbers in sorted(self._reach.items()):
+            self.report.objects += 1
+            harmed = tuple(sorted(numbers))
+            try:
+                self._object(key, harmed)
+            except SnapfmtError as error:
+                self._failed(error, key, *harmed)
+
+    def _object(self, key: str, harmed: tuple[int, ...]) -> None:
+        size = self._store.size(key)
+        if size is None:
+            if not any(f.path == key and f.rule == "missing" for f in self.report.findings):
+                self._find("missing", "damage", key, "object is not there", harmed)
+            return
+        end = self._ends.get(key)
+        if end is not None and size < end:
+            message = f"object has {size} bytes, its entries reach to {end}"
+            self._find("truncated", "damage", key, message, harmed)
+            return
+        if not self.report.deep:
+            return
+        if self._hash(key, size) != layout.object_digest(key):
+            self._find(
+                "digest", "damage", key, "object differs from the digest in its name", harmed
+            )
+        elif end is not None:
+            pack.check_header(self._store.get_range(key, 0, pack.HEADER_SIZE), what=key)
+            if end != size:
+                message = f"object has {size} bytes, its entries end at {end}"
+                self._find("leftover", "leftover", key, message, harmed)
+
+    def _hash(self, key: str, size: int) -> str:
+        running = digest.new_hash()
+        for offset in range(0, size, BLOCK):
+            block = self._store.get_range(key, offset, min(BLOCK, size - offset))
+            running.update(block)
+            self._count(len(block), key)
+        return digest.TAG + running.hexdigest()
+
+    def beside(self) -> None:
+        """Whatever lies in the repository that no snapshot reaches."""
+        live = self._live_objects()
+        for key, size in self._store.walk(""):
+            top, name = key.split("/")[0], key.rpartition("/")[2]
+            if key == layout.REPOSITORY_KEY or top == layout.SNAPSHOTS or key in self._reach:
+                continue
+            if top == layout.OBJECTS and layout.object_digest(key) is not None:
+                if key not in live:
+                    self._stray(key, size)
+            elif top == layout.ATTEMPTS:
+                self._attempt(key)
+            elif top != layout.PINS and not any(_tolerated(step) for step in key.split("/")):
+                rule, text = ("extra", "no file of the format")
+                if name.startswith(".") and name.endswith(".tmp"):
+                    rule, text = ("leftover", "temporary file of a crashed write")
+                self._find(rule, "leftover" if rule == "leftover" else "extra", key, text)
+
+    def _live_objects(self) -> set[str]:
+        return {
+            key
+            for name in self._store.names(layout.ATTEMPTS)
+            if layout.is_attempt_id(name)
+            for key in self._store.journal(f"{layout.ATTEMPTS}/{name}")
+        }
+
+    def _attempt(self, key: str) -> None:
+        owner = key.split("/")[1].removesuffix(".json").removesuffix(".fenced")
+        if layout.is_attempt_id(owner):
+            if not key.endswith(".json"):
+                self._find("leftover", "leftover", key, "file of a save that is not finished")
+        elif not owner.startswith("."):
+            self._find("extra", "extra", key, "no file of the format")
+
+    def _stray(self, key: str, size: int) -> None:
+        """An object that nothing reaches: a leftover, or a copy or a swap under a false name."""
+        if self.report.deep:
+            try:
+                if self._hash(key, size) != layout.object_digest(key):
+                    text = "object differs from the digest in its name; nothing reaches it"
+                    self._find("misplaced", "extra", key, text)
+                    return
+            except StorageError as error:
+                self._failed(error, key)
+                return
+        self._find("leftover", "leftover", key, "no snapshot reaches it")
+
+    def _failed(self, error: SnapfmtError, path: str, *numbers: int) -> None:
+        rule = "format"
+        if isinstance(error, NotFoundError):
+            rule = "missing"
+        elif isinstance(error, StorageError):
+            rule = "unreadable"
+        elif isinstance(error, CorruptError) and error.code == "CorruptObject":
+            rule = "truncated" if "truncated" in error.message else "digest"
+        self._find(rule, "damage", path, str(error), numbers)
+
+    def _find(
+        self,
+        rule: str,
+        severity: Severity,
+        path: str,
+        message: str,
+        numbers: Iterable[int] = (),
+    ) -> None:
+        self.report.findings.append(
+            Finding(
+                rule=rule,
+                severity=severity,
+                path=path,
+                message=message,
+                snapshots=tuple(sorted(numbers)),
+            )
+        )
+
+    def _count(self, size: int, what: str) -> None:
+        self.report.bytes += size
+        self._progress(size, what)
+
+
+class _Catch:
+    """Turns an error while checking one thing into a finding, so that the audit goes on."""
+
+    def __init__(self, audit: _Audit, key: str, number: int, where: str) -> None:
+        self._audit = audit
+        self._key = key
+        self._number = number
+        self._where = where
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, _: object, error: BaseException | None, __: object) -> bool:
+        if not isinstance(error, SnapfmtError):
+            return False
+        error.args = (f"{self._where}: {error}",)
+        self._audit._failed(error, self._key, self._number)
+        return True
+
+
+def _receipt_problem(part: Part, receipt: Receipt) -> str:
+    index = part.index
+    held = tuple(
+        (table.name, table.rows, sum(item.logical_bytes for item in table.segments))
+        for table in index.tables
+    )
+    said = tuple((table.name, table.rows, table.logical_bytes) for table in receipt.tables)
+    if held != said or len(index.entries) != receipt.entries:
+        return "part index does not hold what its receipt says"
+    if sum(entry.records or 0 for entry in index.entries) != receipt.records:
+        return "part index does not hold as many records as its receipt says"
+    return ""
+
+
+def _check_records(part: Part, path: str) -> None:
+    """Every line decodes, and the index points at each of them in order."""
+    entry = part.entry(path)
+    what = f"{part.name}/{path}"
+    places = part.line_places(entry)
+    for line, place in zip(part.lines(path), places, strict=True):
+        if len(line) != place.line_size:
+            raise FormatError("index does not point at the lines", what=what)
+        try:
+            json.loads(line)
+        except (ValueError, RecursionError) as error:
+            raise FormatError(f"not a JSON line: {error}", what=what) from error
+
+
+def _tolerated(name: str) -> bool:
+    return name.startswith(_TOLERATED)
+
+
+def _silent(_: int, __: str) -> None:
+    return None

@@ -1,0 +1,329 @@
+"""The front door: open or create a repository, begin a save, find a snapshot."""
+
+import os
+import secrets
+import socket
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from snapfmt._version import __version__
+from snapfmt.errors import (
+    ConflictError,
+    FingerprintMismatch,
+    InputError,
+    NoMatch,
+    NotPublished,
+    SnapfmtError,
+    SnapshotExists,
+    StoreNotFound,
+    UnsupportedFeature,
+)
+from snapfmt.format import canonical, compat, layout
+from snapfmt.limits import DEFAULT_LIMITS, Limits
+from snapfmt.reading.snapshot import Snapshot
+from snapfmt.reading.verify import Progress, VerifyReport, verify
+from snapfmt.storage.local import LocalStore
+from snapfmt.writing.attempt import Attempt, reclaim
+from snapfmt.writing.owner import current_owner, is_dead
+from snapfmt.writing.part import PartWriter
+from snapfmt_schemas.attempt import Lease, Ticket
+from snapfmt_schemas.fingerprint import Fingerprint
+from snapfmt_schemas.manifest import BaseSnapshot, RepositoryDocument
+
+LEASE_SECONDS = 3600.0
+"""How long an attempt may run before another save may take it over."""
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """The newest snapshot that fits, and why newer ones were passed over."""
+
+    snapshot: Snapshot
+    passed_over: tuple[tuple[int, str], ...]
+
+
+class Repository:
+    """A folder that holds one run's snapshots."""
+
+    def __init__(self, store: LocalStore, document: RepositoryDocument, *, limits: Limits) -> None:
+        self._store = store
+        self._document = document
+        self._limits = limits
+
+    @classmethod
+    def open(
+        cls,
+        location: str | os.PathLike[str],
+        *,
+        create: bool = False,
+        limits: Limits = DEFAULT_LIMITS,
+        repository_id: str | None = None,
+    ) -> "Repository":
+        """Open the repository at a path; with `create`, make it if there is none.
+
+        Raises:
+            StoreNotFound: If there is no repository.
+            UnsupportedVersion, UnsupportedFeature: If this library cannot read it.
+            UnsupportedFilesystem: If it cannot be created safely here.
+            StorageError: If the storage failed.
+        """
+        store = LocalStore(_path(location), create=create)
+        if store.size(layout.REPOSITORY_KEY) is None:
+            if not create:
+                raise StoreNotFound(
+                    "no snapfmt.json here",
+                    what=str(location),
+                    hint="check the path, or create the repository with create=True",
+                )
+            _create(store, repository_id)
+        document = canonical.decode(
+            store.get(layout.REPOSITORY_KEY, limit=limits.lease_size),
+            RepositoryDocument,
+            what=layout.REPOSITORY_KEY,
+            size_limit=limits.lease_size,
+        )
+        compat.require(document.features, "read", what=layout.REPOSITORY_KEY)
+        return cls(store, document, limits=limits)
+
+    @classmethod
+    def create(cls, location: str | os.PathLike[str]) -> "Repository":
+        """Make a new repository.
+
+        Raises:
+            ConflictError: If there is one already.
+        """
+        path = _path(location)
+        if (path / layout.REPOSITORY_KEY).exists():
+            raise ConflictError("there is a repository already", what=str(location))
+        return cls.open(location, create=True)
+
+    @classmethod
+    def join(cls, ticket: Ticket | str | bytes, *, workers: int | None = None) -> PartWriter:
+        """A writer for the part that a ticket names; for a process that holds nothing else.
+
+        Raises:
+            InputError: If the ticket is not one, or is another repository's.
+            LeaseExpired: If the attempt is over.
+        """
+        known = ticket if isinstance(ticket, Ticket) else _ticket(ticket)
+        repository = cls.open(known.location)
+        if repository.id != known.repository_id:
+            raise InputError("the ticket is for another repository", what=known.location)
+        return PartWriter(repository._store, known, workers=workers)
+
+    @property
+    def id(self) -> str:
+        """The repository's id, 32 hex digits."""
+        return self._document.repository_id
+
+    @property
+    def document(self) -> RepositoryDocument:
+        """`snapfmt.json`."""
+        return self._document
+
+    @property
+    def location(self) -> str:
+        """Absolute path of the repository."""
+        return self._store.location
+
+    @property
+    def store(self) -> LocalStore:
+        """The storage backend."""
+        return self._store
+
+    @property
+    def limits(self) -> Limits:
+        """Bounds that reads obey."""
+        return self._limits
+
+    def numbers(self) -> list[int]:
+        """Numbers of the published snapshots, ascending."""
+        found = []
+        for name in self._store.names(layout.SNAPSHOTS):
+            number = layout.snapshot_number(name)
+            if number is not None and self._store.size(layout.manifest_key(number)) is not None:
+                found.append(number)
+        return sorted(found)
+
+    def snapshot(self, number: int | None = None) -> Snapshot:
+        """A published snapshot; the newest without a number.
+
+        Raises:
+            NotPublished: If there is none.
+            UnsupportedVersion, UnsupportedFeature: If this library cannot read it.
+            FormatError: If its manifest is damaged.
+        """
+        if number is None:
+            numbers = self.numbers()
+            if not numbers:
+                raise NotPublished("no snapshot was published here", what=self.location)
+            number = numbers[-1]
+        return Snapshot.open(self._store, number, repository_id=self.id, limits=self._limits)
+
+    def latest(
+        self,
+        *,
+        fingerprints: Sequence[Fingerprint] = (),
+        verify_shallow: bool = True,
+        deep: bool = False,
+    ) -> Selection:
+        """The newest snapshot that is whole and whose fingerprints equal the given ones.
+
+        Raises:
+            NoMatch: If none fits; says of each one why.
+            FingerprintMismatch: The same, where fingerprints alone were the reason.
+        """
+        passed: list[tuple[int, str]] = []
+        differences: tuple[str, ...] = ()
+        only_fingerprints = True
+        for number in reversed(self.numbers()):
+            try:
+                snapshot = self.snapshot(number)
+                snapshot.require(fingerprints)
+                if verify_shallow or deep:
+                    report = verify(self._store, [snapshot], deep=deep)
+                    if damage := report.damage:
+                        raise NoMatch(
+                            f"{len(damage)} damaged: {damage[0].path}: {damage[0].message}"
+                        )
+                return Selection(snapshot, tuple(passed))
+            except FingerprintMismatch as error:
+                differences = differences or error.differences
+                passed.append((number, str(error)))
+            except SnapfmtError as error:
+                only_fingerprints = False
+                passed.append((number, str(error)))
+        reasons = "; ".join(f"snapshot {number}: {reason}" for number, reason in passed)
+        if passed and only_fingerprints:
+            raise FingerprintMismatch(
+                f"no snapshot fits this run: {reasons}",
+                what=self.location,
+                hint="restore with the run's old configuration, or start afresh",
+                differences=differences,
+            )
+        raise NoMatch(
+            f"no snapshot fits: {reasons or 'none was published'}",
+            what=self.location,
+            hint="run `snapfmt verify` on it",
+        )
+
+    def begin(
+        self,
+        *,
+        number: int | None = None,
+        base: int | None = None,
+        lease_seconds: float = LEASE_SECONDS,
+        attempt_id: str | None = None,
+    ) -> Attempt:
+        """Start a save; first cleans up what dead attempts left.
+
+        Raises:
+            SnapshotExists: If the number is taken.
+            UnsupportedFilesystem: If a safe publication is not possible here.
+            StorageError: If the storage cannot be written.
+        """
+        compat.require(self._document.features, "write", what=layout.REPOSITORY_KEY)
+        self._store.prepare()
+        self.clean_up()
+        numbers = self.numbers()
+        chosen = (numbers[-1] + 1 if numbers else 1) if number is None else number
+        if chosen in numbers:
+            raise SnapshotExists("the number is taken", what=layout.snapshot_name(chosen))
+        reference = None
+        if base is not None:
+            manifest = self.snapshot(base).manifest
+            reference = BaseSnapshot(number=base, write_id=manifest.write_id)
+        now = time.time_ns()
+        lease = Lease(
+            attempt_id=attempt_id or secrets.token_hex(16),
+            number=chosen,
+            base=base,
+            started_at_ns=now,
+            expires_at_ns=now + int(lease_seconds * 1e9),
+            owner=current_owner(socket.gethostname()),
+        )
+        self._store.create(layout.lease_key(lease.attempt_id), canonical.encode(lease))
+        self._store.open_workspace(layout.workspace_key(lease.attempt_id))
+        return Attempt(
+            self._store, lease, repository_id=self.id, base=reference, limits=self._limits
+        )
+
+    def leases(self) -> list[Lease]:
+        """Leases of attempts that were not published, abandoned or cleaned up."""
+        found = []
+        for name in self._store.names(layout.ATTEMPTS):
+            attempt_id = name.removesuffix(".json")
+            if name.endswith(".json") and layout.is_attempt_id(attempt_id):
+                key = layout.lease_key(attempt_id)
+                try:
+                    data = self._store.get(key, limit=self._limits.lease_size)
+                    found.append(
+                        canonical.decode(data, Lease, what=key, size_limit=self._limits.lease_size)
+                    )
+                except SnapfmtError:
+                    continue
+        return found
+
+    def clean_up(self) -> list[str]:
+        """Reclaim what attempts left that ran out or whose process is dead; returns their ids."""
+        now = time.time_ns()
+        gone = [
+            lease.attempt_id
+            for lease in self.leases()
+            if now > lease.expires_at_ns or is_dead(lease.owner)
+        ]
+        for attempt_id in gone:
+            reclaim(self._store, attempt_id)
+        return gone
+
+    def verify(
+        self,
+        number: int | None = None,
+        *,
+        deep: bool = True,
+        progress: Progress | None = None,
+    ) -> VerifyReport:
+        """Check one snapshot, or all and what lies beside them; damage is listed, not raised."""
+        return verify(
+            self._store,
+            None if number is None else [number],
+            deep=deep,
+            progress=progress,
+            repository_id=self.id,
+            limits=self._limits,
+        )
+
+
+def _path(location: str | os.PathLike[str]) -> Path:
+    text = os.fspath(location)
+    if "://" in text and not text.startswith("file://"):
+        raise UnsupportedFeature(
+            "this version stores on local and shared file systems only",
+            what=text.split("://")[0],
+        )
+    return Path(text.removeprefix("file://"))
+
+
+def _create(store: LocalStore, repository_id: str | None) -> None:
+    store.prepare()
+    document = RepositoryDocument(
+        repository_id=repository_id or secrets.token_hex(16),
+        created_at_ns=time.time_ns(),
+        writer=f"snapfmt {__version__}",
+        capabilities=store.capabilities,
+    )
+    try:
+        store.create(layout.REPOSITORY_KEY, canonical.encode(document))
+    except ConflictError:
+        # Another process made it at the same moment; theirs counts.
+        return
+
+
+def _ticket(text: str | bytes) -> Ticket:
+    data = text.encode() if isinstance(text, str) else text
+    try:
+        return canonical.decode(data, Ticket, what="ticket", size_limit=DEFAULT_LIMITS.lease_size)
+    except SnapfmtError as error:
+        raise InputError(f"not a ticket: {error}") from error

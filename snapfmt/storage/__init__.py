@@ -1,0 +1,1 @@
+"""Storage backends: keys and bytes, nothing else."""

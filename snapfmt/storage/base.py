@@ -1,0 +1,118 @@
+"""What a storage backend must do: keys and bytes, and nothing else (spec/v1/02-storage.md)."""
+
+from collections.abc import Iterable, Iterator
+from typing import Protocol
+
+Buffer = bytes | bytearray | memoryview
+
+
+class Sink(Protocol):
+    """One object while it is written; invisible until it is finished."""
+
+    def write(self, data: Buffer) -> None:
+        """Append bytes."""
+
+    def finish(self, key: str) -> None:
+        """Make the object durable and visible under `key`, replacing an equal one."""
+
+    def discard(self) -> None:
+        """Drop what was written; nothing becomes visible."""
+
+
+class Store(Protocol):
+    """A place for immutable objects and a few small documents.
+
+    Keys are relative, `/`-separated and normalised. On return from a write the bytes survive a
+    crash of the machine. No reader ever sees a part of them.
+    """
+
+    @property
+    def location(self) -> str:
+        """Path or URL that opens this store again; holds no secret."""
+
+    @property
+    def capabilities(self) -> dict[str, bool]:
+        """What was probed."""
+
+    def get(self, key: str, *, limit: int) -> bytes:
+        """The whole object.
+
+        Raises:
+            MissingObject: If there is none.
+            LimitExceeded: If it is larger than `limit`.
+            StorageError: If it cannot be read.
+        """
+
+    def get_range(self, key: str, offset: int, size: int) -> bytes:
+        """Exactly `size` bytes from `offset`.
+
+        Raises:
+            MissingObject: If there is no such object.
+            CorruptObject: If the object ends before.
+            StorageError: If it cannot be read.
+        """
+
+    def size(self, key: str) -> int | None:
+        """Bytes of the object, or None if there is none."""
+
+    def walk(self, prefix: str) -> Iterator[tuple[str, int]]:
+        """Every key under a folder, with its size, in order."""
+
+    def names(self, prefix: str) -> list[str]:
+        """Names directly under a folder, in order; empty if there is none."""
+
+    def create(self, key: str, data: Buffer) -> None:
+        """Write a document unless the key exists.
+
+        Raises:
+            ConflictError: If it exists.
+            StorageError: If it could not be written.
+        """
+
+    def replace(self, key: str, data: Buffer) -> None:
+        """Write a document in one step, over an older one if there is one."""
+
+    def delete(self, key: str) -> None:
+        """Remove a document or object if it is there."""
+
+    def open_workspace(self, key: str) -> None:
+        """Make a folder for the temporary files of one attempt.
+
+        Raises:
+            ConflictError: If it exists.
+        """
+
+    def has_workspace(self, key: str) -> bool:
+        """Whether the workspace is still there, not fenced."""
+
+    def fence_workspace(self, key: str) -> bool:
+        """Take a workspace away from its owner: no write or publication through it can follow.
+
+        Returns whether it was there. What lay in it stays readable under `journal`.
+        """
+
+    def drop_workspace(self, key: str) -> None:
+        """Remove a workspace, fenced or not, with all that lies in it."""
+
+    def journal(self, key: str) -> list[str]:
+        """Keys of the objects that were finished through this workspace, also after a fence."""
+
+    def sink(self, workspace: str, name: str) -> Sink:
+        """A new object, written into a workspace first.
+
+        Raises:
+            LeaseExpired: If the workspace is gone.
+        """
+
+    def sync(self, keys: Iterable[str]) -> None:
+        """Make the directory entries of these keys durable."""
+
+    def publish(self, workspace: str, folder: str, name: str, data: Buffer) -> None:
+        """Create `folder/name` from a staged folder, in one exclusive step.
+
+        Raises:
+            ConflictError: If the folder is there already.
+            LeaseExpired: If the workspace is gone.
+            OutcomeUnknownError: If it may or may not have happened.
+            StorageError: If it did not happen.
+        """

@@ -1,0 +1,33 @@
+"""Operating system errors as typed errors; every backend on a file system uses these."""
+
+import errno
+
+from snapfmt.errors import (
+    MissingObject,
+    SnapfmtError,
+    StorageDenied,
+    StorageError,
+    StorageFull,
+    StorageReadOnly,
+)
+
+
+def typed(error: OSError, what: str) -> SnapfmtError:
+    """The typed error for an OSError on `what`."""
+    reason = error.strerror or str(error)
+    if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+        hint = "free space or raise the quota; nothing published was harmed"
+        return StorageFull(f"no space left: {reason}", what=what, hint=hint)
+    if error.errno == errno.EROFS:
+        hint = "remount it writable or choose another location"
+        return StorageReadOnly(f"file system is read-only: {reason}", what=what, hint=hint)
+    if error.errno in (errno.EACCES, errno.EPERM):
+        hint = "check the owner and the mode of the folder"
+        return StorageDenied(f"permission denied: {reason}", what=what, hint=hint)
+    if error.errno in (errno.ENOENT, errno.ENOTDIR):
+        hint = "run `snapfmt verify` to see what else is missing"
+        return MissingObject("not there", what=what, hint=hint)
+    if error.errno == errno.ELOOP:
+        hint = "snapfmt never follows links inside a repository"
+        return StorageError("a link stands where a file must be", what=what, hint=hint)
+    return StorageError(f"storage failed: {reason}", what=what)

@@ -1,0 +1,381 @@
+"""A POSIX file system: temporary file, fsync, rename, directory fsync (spec/v1/02-storage.md).
+
+Holds at any time, also after a crash or a power cut:
+  * a file under its final name is whole: it was fsynced before the rename;
+  * a snapshot's folder holds a whole manifest: file and folder were fsynced before the rename;
+  * whatever a workspace held is reachable only through that workspace.
+"""
+
+import errno
+import os
+import secrets
+import shutil
+import stat
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from snapfmt.errors import (
+    ConflictError,
+    CorruptObject,
+    FormatError,
+    LeaseExpired,
+    LimitExceeded,
+    OutcomeUnknownError,
+    StoreNotFound,
+    UnsupportedFilesystem,
+)
+from snapfmt.storage.base import Buffer
+from snapfmt.storage.faults import typed
+from snapfmt.storage.posix import fsync_directory, fsync_file, open_beneath, probe, write_all
+
+_FENCED = ".fenced"
+_JOURNAL = "journal"
+
+
+class LocalStore:
+    """Objects and documents as files below one folder; implements `storage.base.Store`."""
+
+    def __init__(self, root: Path, *, create: bool = False) -> None:
+        self._root = Path(root)
+        try:
+            if create:
+                self._root.mkdir(parents=True, exist_ok=True)
+            elif not self._root.is_dir():
+                raise StoreNotFound(
+                    "no repository here", what=str(root), hint="create one with create=True"
+                )
+        except OSError as error:
+            if isinstance(error, FileExistsError):
+                raise StoreNotFound(
+                    "a file stands where a folder must be", what=str(root)
+                ) from error
+            raise typed(error, str(root)) from error
+        self._capabilities: dict[str, bool] | None = None
+
+    @property
+    def location(self) -> str:
+        """Absolute path of the root."""
+        return str(self._root.absolute())
+
+    @property
+    def capabilities(self) -> dict[str, bool]:
+        """What the last `prepare` found."""
+        return dict(self._capabilities or {})
+
+    def prepare(self) -> None:
+        """Probe the file system for what a safe publication needs; before the first write.
+
+        Raises:
+            UnsupportedFilesystem: If it lacks something.
+            StorageError: If it cannot be written.
+        """
+        if self._capabilities is not None:
+            return
+        try:
+            found = probe(self._root)
+        except OSError as error:
+            raise typed(error, str(self._root)) from error
+        lacking = [name for name in ("exclusive_rename", "hard_link") if not found[name]]
+        if lacking:
+            raise UnsupportedFilesystem(
+                f"the file system lacks {', '.join(lacking)}",
+                what=str(self._root),
+                hint="use a local, NFS or Lustre folder; object stores have their own backend",
+            )
+        self._capabilities = found
+
+    def get(self, key: str, *, limit: int) -> bytes:
+        """The whole file."""
+        with self._reading(key) as descriptor:
+            size = os.fstat(descriptor).st_size
+            if size > limit:
+                raise LimitExceeded(f"object of {size} bytes, limit {limit}", what=key)
+            return _read(descriptor, 0, size, key)
+
+    def get_range(self, key: str, offset: int, size: int) -> bytes:
+        """Exactly these bytes of the file."""
+        with self._reading(key) as descriptor:
+            # The size is checked first, so that a lie about it never becomes an allocation.
+            if offset + size > os.fstat(descriptor).st_size:
+                raise _short(key, offset + size, os.fstat(descriptor).st_size)
+            return _read(descriptor, offset, size, key)
+
+    def size(self, key: str) -> int | None:
+        """Size of the regular file, or None."""
+        try:
+            status = os.lstat(self._path(key))
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            raise typed(error, key) from error
+        return status.st_size if stat.S_ISREG(status.st_mode) else None
+
+    def walk(self, prefix: str) -> Iterator[tuple[str, int]]:
+        """Every regular file below a folder, in order; links are listed and never followed."""
+        for name in self.names(prefix):
+            key = f"{prefix}/{name}" if prefix else name
+            try:
+                status = os.lstat(self._path(key))
+            except FileNotFoundError:
+                continue
+            if stat.S_ISDIR(status.st_mode):
+                yield from self.walk(key)
+            else:
+                yield key, status.st_size
+
+    def names(self, prefix: str) -> list[str]:
+        """Names directly under a folder."""
+        try:
+            return sorted(os.listdir(self._path(prefix) if prefix else self._root))
+        except (FileNotFoundError, NotADirectoryError):
+            return []
+        except OSError as error:
+            raise typed(error, prefix) from error
+
+    def create(self, key: str, data: Buffer) -> None:
+        """Write a document unless it exists: a hard link from a finished temporary file."""
+        self._document(key, data, exclusive=True)
+
+    def replace(self, key: str, data: Buffer) -> None:
+        """Write a document over an older one."""
+        self._document(key, data, exclusive=False)
+
+    def _document(self, key: str, data: Buffer, *, exclusive: bool) -> None:
+        target = self._path(key)
+        temporary = target.with_name(f".{target.name}.{secrets.token_hex(8)}.tmp")
+        try:
+            target.parent.mkdir(exist_ok=True)
+            try:
+                _write_file(temporary, [data])
+                if exclusive:
+                    os.link(temporary, target)
+                else:
+                    temporary.rename(target)
+            finally:
+                temporary.unlink(missing_ok=True)
+            fsync_directory(target.parent)
+            fsync_directory(target.parent.parent)
+        except FileExistsError as error:
+            raise ConflictError("exists already", what=key) from error
+        except OSError as error:
+            raise typed(error, key) from error
+
+    def delete(self, key: str) -> None:
+        """Remove a file if it is there."""
+        try:
+            self._path(key).unlink(missing_ok=True)
+        except OSError as error:
+            raise typed(error, key) from error
+
+    def open_workspace(self, key: str) -> None:
+        """Make the folder of one attempt."""
+        path = self._path(key)
+        try:
+            path.parent.mkdir(exist_ok=True)
+            path.mkdir()
+            (path / _JOURNAL).mkdir()
+        except FileExistsError as error:
+            raise ConflictError("exists already", what=key) from error
+        except OSError as error:
+            raise typed(error, key) from error
+
+    def has_workspace(self, key: str) -> bool:
+        """Whether the folder is there."""
+        return self._path(key).is_dir()
+
+    def fence_workspace(self, key: str) -> bool:
+        """Rename the folder: every later open, rename or publication through it fails."""
+        path = self._path(key)
+        try:
+            path.rename(path.with_name(path.name + _FENCED))
+            fsync_directory(path.parent)
+        except FileNotFoundError:
+            return False
+        except OSError as error:
+            if error.errno in (errno.ENOTEMPTY, errno.EEXIST):
+                return False
+            raise typed(error, key) from error
+        return True
+
+    def drop_workspace(self, key: str) -> None:
+        """Remove the folder, fenced or not."""
+        path = self._path(key)
+        for folder in (path, path.with_name(path.name + _FENCED)):
+            try:
+                shutil.rmtree(folder)
+            except FileNotFoundError:
+                continue
+            except OSError as error:
+                raise typed(error, key) from error
+
+    def journal(self, key: str) -> list[str]:
+        """Keys of the objects finished through this workspace."""
+        found: set[str] = set()
+        for folder in (key, key + _FENCED):
+            for name in self.names(f"{folder}/{_JOURNAL}"):
+                found.add(name.replace("=", "/"))
+        return sorted(found)
+
+    def sink(self, workspace: str, name: str) -> "LocalSink":
+        """A temporary file in the workspace."""
+        return LocalSink(self._root, self._path(workspace), name)
+
+    def sync(self, keys: Iterable[str]) -> None:
+        """fsync the folders of these keys and their parents, once each."""
+        folders = {self._path(key).parent for key in keys}
+        try:
+            for folder in sorted(folders | {folder.parent for folder in folders}):
+                fsync_directory(folder)
+        except OSError as error:
+            raise typed(error, self.location) from error
+
+    def publish(self, workspace: str, folder: str, name: str, data: Buffer) -> None:
+        """Stage the folder inside the workspace, make it durable, rename it into place."""
+        target = self._path(folder)
+        staged = self._path(workspace) / target.name
+        try:
+            target.parent.mkdir(exist_ok=True)
+            staged.mkdir()
+            _write_file(staged / name, [data])
+            fsync_directory(staged)
+            # The entry of the parent itself, should this be the first snapshot ever.
+            fsync_directory(self._root)
+        except FileNotFoundError as error:
+            raise _gone(workspace) from error
+        except OSError as error:
+            shutil.rmtree(staged, ignore_errors=True)
+            raise typed(error, folder) from error
+        try:
+            staged.rename(target)
+        except FileNotFoundError as error:
+            raise _gone(workspace) from error
+        except OSError as error:
+            shutil.rmtree(staged, ignore_errors=True)
+            if error.errno in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR):
+                raise ConflictError("exists already", what=folder) from error
+            raise typed(error, folder) from error
+        try:
+            fsync_directory(target.parent)
+        except OSError as error:
+            raise OutcomeUnknownError(
+                f"renamed into place, but the folder could not be synced: {error.strerror}",
+                what=folder,
+                hint="look again after the file system is well; nothing was deleted",
+            ) from error
+
+    def _path(self, key: str) -> Path:
+        parts = key.split("/")
+        if not key or any(part in ("", ".", "..") or "\0" in part for part in parts):
+            raise FormatError("key is not a relative, normalised path", what=key)
+        return self._root.joinpath(*parts)
+
+    def _reading(self, key: str) -> "_Descriptor":
+        self._path(key)
+        try:
+            return _Descriptor(open_beneath(self._root, key))
+        except OSError as error:
+            raise typed(error, key) from error
+
+
+class _Descriptor:
+    """An open file descriptor as a context."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+
+    def __enter__(self) -> int:
+        return self._descriptor
+
+    def __exit__(self, *_: object) -> None:
+        os.close(self._descriptor)
+
+
+class LocalSink:
+    """One object while it is written, as a temporary file; implements `storage.base.Sink`."""
+
+    def __init__(self, root: Path, workspace: Path, name: str) -> None:
+        self._root = root
+        self._workspace = workspace
+        self._path = workspace / f"{name}.tmp"
+        try:
+            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
+            self._descriptor = os.open(self._path, flags, 0o644)
+        except FileNotFoundError as error:
+            raise _gone(workspace.name) from error
+        except OSError as error:
+            raise typed(error, str(self._path)) from error
+
+    def write(self, data: Buffer) -> None:
+        """Append bytes to the temporary file."""
+        try:
+            write_all(self._descriptor, data)
+        except OSError as error:
+            raise typed(error, str(self._path)) from error
+
+    def finish(self, key: str) -> None:
+        """fsync, note the key in the journal, rename to the content's name."""
+        target = self._root.joinpath(*key.split("/"))
+        try:
+            fsync_file(self._descriptor)
+            os.close(self._descriptor)
+            self._descriptor = -1
+            target.parent.mkdir(parents=True, exist_ok=True)
+            note = self._workspace / _JOURNAL / key.replace("/", "=")
+            os.close(os.open(note, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644))
+            self._path.rename(target)
+        except FileNotFoundError as error:
+            raise _gone(self._workspace.name) from error
+        except OSError as error:
+            raise typed(error, key) from error
+
+    def discard(self) -> None:
+        """Close and remove the temporary file."""
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
+        self._path.unlink(missing_ok=True)
+
+
+def _write_file(path: Path, pieces: Iterable[Buffer]) -> None:
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
+    descriptor = os.open(path, flags, 0o644)
+    try:
+        for piece in pieces:
+            write_all(descriptor, piece)
+        fsync_file(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _read(descriptor: int, offset: int, size: int, key: str) -> bytes:
+    try:
+        first = os.pread(descriptor, size, offset)
+        if len(first) == size:
+            return first
+        pieces = [first]
+        while (done := sum(map(len, pieces))) < size:
+            piece = os.pread(descriptor, size - done, offset + done)
+            if not piece:
+                raise _short(key, offset + size, offset + done)
+            pieces.append(piece)
+    except OSError as error:
+        raise typed(error, key) from error
+    return b"".join(pieces)
+
+
+def _short(key: str, expected: int, got: int) -> CorruptObject:
+    return CorruptObject(
+        "object is truncated",
+        what=key,
+        expected=f"at least {expected} bytes",
+        got=f"{got} bytes",
+        hint="run `snapfmt verify`; restore an older snapshot",
+    )
+
+
+def _gone(workspace: str) -> LeaseExpired:
+    return LeaseExpired(
+        "the attempt was abandoned or taken over; nothing was published",
+        what=workspace,
+        hint="start a new save",
+    )

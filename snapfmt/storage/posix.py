@@ -1,0 +1,110 @@
+"""The system calls that durability rests on, each in one place, and the probe of them."""
+
+import errno
+import os
+import secrets
+import shutil
+import stat
+import warnings
+from pathlib import Path
+
+from snapfmt.storage.base import Buffer
+
+_NO_DIRECTORY_SYNC = frozenset({errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP})
+"""What file systems answer that keep directory entries durable by themselves, or cannot."""
+
+
+def write_all(descriptor: int, data: Buffer) -> None:
+    """Write every byte, however many calls it takes."""
+    view = memoryview(data).cast("B")
+    while view:
+        view = view[os.write(descriptor, view) :]
+
+
+def fsync_file(descriptor: int) -> None:
+    """Make a file's bytes and size durable."""
+    os.fsync(descriptor)
+
+
+def fsync_directory(path: Path) -> None:
+    """Make a folder's entries durable; tolerates, with a warning, that it is not supported."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    except OSError as error:
+        if error.errno not in _NO_DIRECTORY_SYNC:
+            raise
+        warnings.warn(
+            f"this file system cannot sync a directory: {path}", RuntimeWarning, stacklevel=2
+        )
+    finally:
+        os.close(descriptor)
+
+
+def open_beneath(root: Path, key: str) -> int:
+    """Open a regular file below `root` for reading; no step of the path may be a link."""
+    *folders, name = key.split("/")
+    current = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        for folder in folders:
+            flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+            following = os.open(folder, flags, dir_fd=current)
+            os.close(current)
+            current = following
+        flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+        descriptor = os.open(name, flags, dir_fd=current)
+    finally:
+        os.close(current)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise OSError(errno.ENOENT, "not a regular file", key)
+    return descriptor
+
+
+def probe(root: Path) -> dict[str, bool]:
+    """What the file system below `root` really does.
+
+    `exclusive_rename`: renaming a folder onto one that holds a file fails. `hard_link`: a link to
+    a name that exists fails. `directory_fsync`: a directory can be synced.
+    """
+    folder = root / f".probe-{secrets.token_hex(8)}"
+    folder.mkdir()
+    try:
+        return {
+            "exclusive_rename": _refuses_rename(folder),
+            "hard_link": _refuses_link(folder),
+            "directory_fsync": _syncs_directory(folder),
+        }
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _refuses_rename(folder: Path) -> bool:
+    for name in ("old", "new"):
+        (folder / name).mkdir()
+        (folder / name / "file").write_text(name)
+    try:
+        (folder / "new").rename(folder / "old")
+    except OSError as error:
+        return error.errno in (errno.ENOTEMPTY, errno.EEXIST)
+    return False
+
+
+def _refuses_link(folder: Path) -> bool:
+    (folder / "first").write_text("1")
+    (folder / "second").write_text("2")
+    try:
+        os.link(folder / "second", folder / "third")
+        os.link(folder / "second", folder / "first")
+    except FileExistsError:
+        return (folder / "first").read_text() == "1"
+    except OSError:
+        return False
+    return False
+
+
+def _syncs_directory(folder: Path) -> bool:
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        fsync_directory(folder)
+    return not caught

@@ -1,0 +1,1 @@
+"""Support for tests of programs that use snapfmt."""

@@ -1,0 +1,1 @@
+"""Phase one and two of a save: parts, then the publication."""

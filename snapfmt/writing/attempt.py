@@ -1,0 +1,289 @@
+"""One try at a snapshot: tickets out, receipts in, then publish or abandon.
+
+Holds at any time (spec/v1/07-writing.md): a manifest lists only parts whose receipts say that
+they are durable, and it appears in one exclusive step. An outcome that cannot be known is
+raised as such, and nothing is deleted after it.
+"""
+
+import secrets
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any, Self
+
+from snapfmt._version import __version__
+from snapfmt.errors import (
+    AttemptClosed,
+    CommitConflict,
+    CommitOutcomeUnknown,
+    ConflictError,
+    CorruptError,
+    InputError,
+    LeaseExpired,
+    LimitExceeded,
+    MissingObject,
+    NotFoundError,
+    OutcomeUnknownError,
+    SnapfmtError,
+)
+from snapfmt.format import canonical, digest, layout
+from snapfmt.limits import DEFAULT_LIMITS, Limits
+from snapfmt.storage.base import Store
+from snapfmt.writing.part import PartWriter
+from snapfmt_schemas.attempt import Lease, Receipt, Ticket
+from snapfmt_schemas.fingerprint import Fingerprint
+from snapfmt_schemas.manifest import BaseSnapshot, Manifest, TrainerAnchor
+from snapfmt_schemas.part import PartIndex
+from snapfmt_schemas.timeline import PhaseTimeline
+
+WRITER = f"snapfmt {__version__}"
+
+
+class Attempt:
+    """A running save; made by `Repository.begin`. Leaving its context abandons it."""
+
+    def __init__(
+        self,
+        store: Store,
+        lease: Lease,
+        *,
+        repository_id: str,
+        base: BaseSnapshot | None = None,
+        limits: Limits = DEFAULT_LIMITS,
+    ) -> None:
+        self.id = lease.attempt_id
+        self.number = lease.number
+        self._store = store
+        self._lease = lease
+        self._repository_id = repository_id
+        self._base = base
+        self._limits = limits
+        self._closed = False
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.abandon()
+
+    @property
+    def expires_at_ns(self) -> int:
+        """When the lease ends, in nanoseconds since the epoch."""
+        return self._lease.expires_at_ns
+
+    def ticket(self, part: str) -> Ticket:
+        """What another process needs to write this part; JSON-able, without secrets."""
+        self._check_open()
+        return Ticket(
+            location=self._store.location,
+            repository_id=self._repository_id,
+            attempt_id=self.id,
+            number=self.number,
+            part=part,
+            deadline_ns=self._lease.expires_at_ns,
+        )
+
+    def part(self, name: str, *, workers: int | None = None) -> PartWriter:
+        """A writer for a part in this process."""
+        return PartWriter(self._store, self.ticket(name), workers=workers)
+
+    def renew(self, seconds: float) -> None:
+        """Extend the lease to `seconds` from now.
+
+        Raises:
+            LeaseExpired: If the attempt was taken over.
+        """
+        self._check_open()
+        self._check_lease()
+        self._lease = self._lease.model_copy(
+            update={
+                "expires_at_ns": time.time_ns() + int(seconds * 1e9),
+                "generation": self._lease.generation + 1,
+            }
+        )
+        self._store.replace(layout.lease_key(self.id), canonical.encode(self._lease))
+
+    def publish(
+        self,
+        receipts: Sequence[Receipt],
+        *,
+        fingerprints: Sequence[Fingerprint] = (),
+        anchor: TrainerAnchor | None = None,
+        timeline: PhaseTimeline | None = None,
+        user_metadata: Mapping[str, Any] | None = None,
+        write_id: str | None = None,
+    ) -> Manifest:
+        """Make the snapshot exist, in one exclusive step.
+
+        Raises:
+            CommitConflict: If another attempt published this number; nothing was changed.
+            CommitOutcomeUnknown: If it may or may not have happened; nothing was deleted.
+            LeaseExpired: If the attempt was taken over or its lease ran out; not published.
+            InputError: If a receipt belongs to another attempt or a part comes twice.
+            SnapfmtError: If a part is not whole, or the storage failed; not published.
+        """
+        self._check_open()
+        if time.time_ns() > self._lease.expires_at_ns:
+            raise LeaseExpired("the lease ran out", what=self.id, hint="renew it, or save anew")
+        self._check_receipts(receipts)
+        manifest = Manifest(
+            repository_id=self._repository_id,
+            number=self.number,
+            attempt_id=self.id,
+            write_id=write_id or secrets.token_hex(16),
+            base=self._base,
+            created_at_ns=time.time_ns(),
+            writer=WRITER,
+            parts=tuple(sorted(receipts, key=lambda receipt: receipt.part)),
+            fingerprints=tuple(fingerprints),
+            anchor=anchor,
+            timeline=timeline,
+            user_metadata=dict(user_metadata or {}),
+        )
+        try:
+            data = canonical.encode(manifest)
+        except (ValueError, TypeError) as error:
+            raise InputError(f"user_metadata is not strict JSON: {error}") from error
+        if len(data) > self._limits.manifest_size:
+            raise LimitExceeded(
+                f"manifest of {len(data)} bytes, limit {self._limits.manifest_size}"
+            )
+        self._commit(manifest, data)
+        self._close()
+        return manifest
+
+    def _commit(self, manifest: Manifest, data: bytes) -> None:
+        folder = f"{layout.SNAPSHOTS}/{layout.snapshot_name(self.number)}"
+        workspace = layout.workspace_key(self.id)
+        try:
+            self._store.publish(workspace, folder, layout.MANIFEST, data)
+        except SnapfmtError as error:
+            outcome = self._read_back(manifest, error)
+            if outcome == "ours" and not isinstance(error, OutcomeUnknownError):
+                return
+            if outcome == "theirs":
+                raise CommitConflict(
+                    "another attempt published this number",
+                    what=layout.snapshot_name(self.number),
+                    hint="begin a new attempt; it gets the next number",
+                ) from error
+            if outcome == "unknown" or isinstance(error, OutcomeUnknownError):
+                self._closed = True
+                raise CommitOutcomeUnknown(
+                    f"the publication may or may not have happened ({error})",
+                    what=layout.snapshot_name(self.number),
+                    hint="open the repository again later; nothing was deleted",
+                ) from error
+            raise
+
+    def _read_back(self, manifest: Manifest, error: SnapfmtError) -> str:
+        """Whose manifest lies at the final name: `ours`, `theirs`, `none` or `unknown`."""
+        key = layout.manifest_key(self.number)
+        try:
+            found = canonical.decode(
+                self._store.get(key, limit=self._limits.manifest_size),
+                Manifest,
+                what=key,
+                size_limit=self._limits.manifest_size,
+            )
+        except MissingObject:
+            # A folder in the way without a manifest is no snapshot, and not ours to remove.
+            return "theirs" if isinstance(error, ConflictError) else "none"
+        except (CorruptError, LimitExceeded):
+            return "theirs"
+        except SnapfmtError:
+            return "unknown"
+        return "ours" if found.write_id == manifest.write_id else "theirs"
+
+    def _check_receipts(self, receipts: Sequence[Receipt]) -> None:
+        names = [receipt.part.casefold() for receipt in receipts]
+        if len(set(names)) != len(names):
+            raise InputError("a part comes twice", what=", ".join(sorted(names)))
+        for receipt in receipts:
+            if receipt.attempt_id != self.id:
+                raise InputError("the receipt belongs to another attempt", what=receipt.part)
+            index = self._index(receipt)
+            missing = [
+                location.pack
+                for location in locations(index)
+                if self._store.size(layout.object_key(location.pack)) is None
+            ]
+            if missing:
+                raise MissingObject(
+                    f"part {receipt.part} reaches an object that is not there",
+                    what=missing[0],
+                    hint="the part's writer lost it; begin a new attempt",
+                )
+
+    def _index(self, receipt: Receipt) -> PartIndex:
+        key = layout.object_key(receipt.index_digest)
+        data = self._store.get(key, limit=self._limits.part_index_size)
+        digest.check_size(len(data), receipt.index_size, what=key)
+        digest.check(data, receipt.index_digest, what=key)
+        return canonical.decode(data, PartIndex, what=key, size_limit=self._limits.part_index_size)
+
+    def abandon(self) -> None:
+        """Give the attempt up and remove what it wrote; a no-op once it is over."""
+        if self._closed:
+            return
+        self._closed = True
+        reclaim(self._store, self.id)
+
+    def _close(self) -> None:
+        self._closed = True
+        self._store.drop_workspace(layout.workspace_key(self.id))
+        self._store.delete(layout.lease_key(self.id))
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise AttemptClosed("the attempt was published or abandoned", what=self.id)
+
+    def _check_lease(self) -> None:
+        if not self._store.has_workspace(layout.workspace_key(self.id)):
+            raise LeaseExpired("the attempt was taken over", what=self.id, hint="start a new save")
+
+
+def locations(index: PartIndex) -> "list[Any]":
+    """Every location that a part index reaches, one per pack."""
+    found = {entry.location.pack: entry.location for entry in index.entries}
+    for table in index.tables:
+        for item in table.segments:
+            for place in (item.data, item.batches, item.keys, item.live):
+                if place is not None:
+                    found[place.pack] = place
+    return list(found.values())
+
+
+def reclaim(store: Store, attempt_id: str) -> int:
+    """Remove what an attempt left behind, unless it was published; returns objects removed.
+
+    The workspace is fenced first, so that its owner, should it still run, can publish nothing
+    any more. Its packs carry the attempt's id: nobody else's bytes are in them.
+    """
+    workspace = layout.workspace_key(attempt_id)
+    store.fence_workspace(workspace)
+    removed = 0
+    if not _published(store, attempt_id):
+        for key in store.journal(workspace):
+            if layout.object_digest(key) is not None and store.size(key) is not None:
+                store.delete(key)
+                removed += 1
+    store.drop_workspace(workspace)
+    store.delete(layout.lease_key(attempt_id))
+    return removed
+
+
+def _published(store: Store, attempt_id: str) -> bool:
+    """Whether some published manifest names the attempt; in doubt, yes."""
+    for name in store.names(layout.SNAPSHOTS):
+        number = layout.snapshot_number(name)
+        if number is None:
+            continue
+        try:
+            data = store.get(layout.manifest_key(number), limit=DEFAULT_LIMITS.manifest_size)
+        except NotFoundError:
+            continue
+        except SnapfmtError:
+            return True
+        if attempt_id.encode() in data:
+            return True
+    return False

@@ -1,0 +1,45 @@
+"""Who runs an attempt, and whether that process is provably dead."""
+
+import os
+from pathlib import Path
+
+from snapfmt_schemas.attempt import Owner
+
+_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+
+
+def current_owner(host: str) -> Owner:
+    """This process."""
+    return Owner(
+        host=host, boot_id=_boot_id(), pid=os.getpid(), pid_started=_started(os.getpid()) or ""
+    )
+
+
+def is_dead(owner: Owner) -> bool:
+    """Whether the owner ran under this kernel, in this PID namespace, and is gone.
+
+    In doubt, no: host names and even boot ids of other machines say nothing about a process.
+    """
+    here, _, _ = (_started(os.getpid()) or "").rpartition(":")
+    space, _, _ = owner.pid_started.rpartition(":")
+    if not owner.boot_id or owner.boot_id != _boot_id() or not space or space != here:
+        return False
+    return _started(owner.pid) != owner.pid_started
+
+
+def _boot_id() -> str:
+    try:
+        return _BOOT_ID.read_text().strip()
+    except OSError:
+        return ""
+
+
+def _started(pid: int) -> str | None:
+    """The process's PID namespace and start time, or None when it is gone."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        space = os.readlink("/proc/self/ns/pid")
+    except OSError:
+        return None
+    # State Z is a process that ended and waits for its parent: it writes no more.
+    return None if fields[0] == "Z" else f"{space}:{fields[19]}"

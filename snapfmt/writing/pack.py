@@ -1,0 +1,211 @@
+"""Packs while they are written: one thread hashes and writes what the encoders hand over."""
+
+import queue
+import secrets
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from snapfmt.errors import AttemptClosed, SnapfmtError
+from snapfmt.format import digest, layout, pack
+from snapfmt.limits import MIB
+from snapfmt.storage.base import Sink, Store
+from snapfmt_schemas.part import Location
+
+QUEUE_BYTES = 64 * MIB
+"""Bytes that may wait for the disk before the encoders are held up."""
+
+
+@dataclass(slots=True)
+class PackRef:
+    """A pack whose digest becomes known when it is closed."""
+
+    digest: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Extent:
+    """A range of a pack that may still be open."""
+
+    ref: PackRef
+    offset: int
+    size: int
+
+    def location(self) -> Location:
+        """The finished location; only after the pack was closed."""
+        return Location(pack=self.ref.digest, offset=self.offset, size=self.size)
+
+
+@dataclass(slots=True)
+class _OpenPack:
+    ref: PackRef
+    sink: Sink
+    running: digest.Hash
+    size: int = 0
+
+
+@dataclass(slots=True)
+class PackWriter:
+    """Appends the entries of one part to packs of about 128 MiB.
+
+    Holds at any time: a pack becomes visible only whole and durable, under its content's name.
+    """
+
+    store: Store
+    workspace: str
+    attempt_id: str
+    nonces: "list[str] | None" = None
+    keys: list[str] = field(default_factory=list)
+    stored_bytes: int = 0
+    _open: _OpenPack | None = None
+    _queue: "queue.Queue[tuple[_OpenPack, digest.Buffer | None] | None]" = field(
+        default_factory=queue.Queue
+    )
+    _room: threading.Semaphore = field(
+        default_factory=lambda: threading.Semaphore(QUEUE_BYTES // MIB)
+    )
+    _thread: threading.Thread | None = None
+    _failure: BaseException | None = None
+    _count: int = 0
+    _interrupt: Callable[[], None] | None = None
+
+    def begin(self, interrupt: Callable[[], None] | None = None) -> int:
+        """Start an entry; returns its offset in the current pack.
+
+        An entry that is open elsewhere is ended first, through the `interrupt` it gave.
+        """
+        if self._interrupt is not None:
+            self._interrupt()
+        self._interrupt = interrupt
+        current = self._current()
+        self._put(current, bytes(pack.padding(current.size)))
+        return current.size
+
+    def write(self, data: digest.Buffer) -> None:
+        """Append bytes to the entry that was begun."""
+        self._put(self._current(), data)
+
+    def end(self, begin: int) -> Extent:
+        """Finish the entry that began at `begin`; may close the pack."""
+        self._interrupt = None
+        current = self._current()
+        extent = Extent(current.ref, begin, current.size - begin)
+        if current.size >= pack.TARGET_SIZE:
+            self._close_pack()
+        return extent
+
+    def entry(self, data: digest.Buffer) -> Extent:
+        """One whole entry."""
+        begin = self.begin()
+        self.write(data)
+        return self.end(begin)
+
+    def object(self, data: bytes) -> str:
+        """One document as an object of its own; returns its digest."""
+        name = digest.digest_of(data)
+        sink = self.store.sink(self.workspace, f"{self._prefix()}-document")
+        try:
+            sink.write(data)
+            sink.finish(layout.object_key(name))
+        except BaseException:
+            sink.discard()
+            raise
+        self.keys.append(layout.object_key(name))
+        self.stored_bytes += len(data)
+        return name
+
+    def close(self) -> None:
+        """Finish the last pack and the thread; raises what the thread met."""
+        if self._open is not None:
+            self._close_pack()
+        self._stop()
+        self._raise()
+
+    def discard(self) -> None:
+        """Drop the pack that is open; finished ones stay for the attempt's clean-up."""
+        self._failure = self._failure or AttemptClosed("the part was abandoned")
+        self._stop()
+        if self._open is not None:
+            self._open.sink.discard()
+            self._open = None
+
+    @property
+    def size(self) -> int:
+        """Bytes in the current pack."""
+        return self._open.size if self._open is not None else 0
+
+    def _prefix(self) -> str:
+        return f"{secrets.token_hex(8)}-{self._count:06d}"
+
+    def _current(self) -> _OpenPack:
+        self._raise()
+        if self._open is None:
+            self._count += 1
+            sink = self.store.sink(self.workspace, f"{self._prefix()}-pack")
+            self._open = _OpenPack(PackRef(), sink, digest.new_hash())
+            nonce = self.nonces.pop(0) if self.nonces else secrets.token_hex(16)
+            self._put(self._open, pack.header(self.attempt_id, nonce))
+        return self._open
+
+    def _put(self, target: _OpenPack, data: digest.Buffer) -> None:
+        if len(data) == 0:
+            return
+        if self._thread is None:
+            self._thread = threading.Thread(
+                target=self._run, name="snapfmt-pack-writer", daemon=True
+            )
+            self._thread.start()
+        for _ in range(_cost(data)):
+            self._room.acquire()
+        self._queue.put((target, data))
+        target.size += len(data)
+
+    def _close_pack(self) -> None:
+        if self._open is not None:
+            self._queue.put((self._open, None))
+            self._open = None
+            # Locations are read after this: wait until the digest is there.
+            self._queue.join()
+            self._raise()
+
+    def _stop(self) -> None:
+        if self._thread is not None:
+            self._queue.put(None)
+            self._thread.join()
+            self._thread = None
+
+    def _raise(self) -> None:
+        if self._failure is not None:
+            if isinstance(self._failure, SnapfmtError):
+                raise self._failure
+            raise RuntimeError("the pack writer failed") from self._failure
+
+    def _run(self) -> None:
+        while (item := self._queue.get()) is not None:
+            target, data = item
+            try:
+                if self._failure is None:
+                    self._handle(target, data)
+            except BaseException as error:  # noqa: BLE001 - handed to the caller's thread
+                self._failure = error
+                target.sink.discard()
+            finally:
+                if data is not None:
+                    self._room.release(_cost(data))
+                self._queue.task_done()
+        self._queue.task_done()
+
+    def _handle(self, target: _OpenPack, data: digest.Buffer | None) -> None:
+        if data is not None:
+            target.running.update(data)
+            target.sink.write(data)
+            return
+        target.ref.digest = digest.TAG + target.running.hexdigest()
+        key = layout.object_key(target.ref.digest)
+        target.sink.finish(key)
+        self.keys.append(key)
+        self.stored_bytes += target.size
+
+
+def _cost(data: digest.Buffer) -> int:
+    return min(max(1, len(data) // MIB), QUEUE_BYTES // MIB)

@@ -1,0 +1,286 @@
+"""A part while it is written: stage entries, records and tables, then seal.
+
+Holds at any time, also after a crash (spec/v1/07-writing.md):
+  * an object is visible only whole, durable and under its content's name;
+  * a part index lists only objects that are durable;
+  * a receipt exists only for a part index that is durable.
+Hence: packs, then the part index, then the receipt.
+"""
+
+import json
+import os
+import time
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Self
+
+from pydantic import BaseModel, ValidationError
+
+from snapfmt.errors import (
+    AttemptClosed,
+    DeadlineExceeded,
+    InputError,
+    InvalidRecord,
+    LeaseExpired,
+)
+from snapfmt.format import canonical, digest, jsonl, layout
+from snapfmt.format.digest import Buffer
+from snapfmt.storage.base import Store
+from snapfmt.writing.convert import converter_for
+from snapfmt.writing.pack import Extent, PackWriter
+from snapfmt.writing.table import TableWriter
+from snapfmt_schemas.attempt import Receipt, TableSummary, Ticket
+from snapfmt_schemas.part import Entry, PartIndex
+
+TEXT = "text/plain; charset=utf-8"
+JSON = "application/json"
+
+
+class PartWriter:
+    """What one writer contributes to a snapshot. Not thread-safe: one thread per part."""
+
+    def __init__(self, store: Store, ticket: Ticket, *, workers: int | None = None) -> None:
+        """Open the part that a ticket names; `workers` encoder threads (default: the cores)."""
+        self.name = ticket.part
+        self._store = store
+        self._ticket = ticket
+        self._workspace = layout.workspace_key(ticket.attempt_id)
+        self._check_lease()
+        self._packs = PackWriter(store, self._workspace, ticket.attempt_id)
+        self._entries: dict[str, tuple[Entry, Extent]] = {}
+        self._tables: dict[str, TableWriter] = {}
+        self._pool = ThreadPoolExecutor(
+            workers or min(4, os.cpu_count() or 1), thread_name_prefix="snapfmt-encode"
+        )
+        self._done = False
+        self._records = 0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.abandon()
+
+    def stage(
+        self,
+        path: str,
+        data: Buffer | Iterable[Buffer],
+        *,
+        media_type: str = "application/octet-stream",
+    ) -> None:
+        """Write one entry of opaque bytes, given whole or in pieces.
+
+        Raises:
+            InputError: If the path is taken or not a relative, normalised one.
+            StorageError: If it cannot be written.
+        """
+        self._check_open()
+        self._claim(path)
+        pieces = [data] if isinstance(data, (bytes, bytearray, memoryview)) else data
+        running, size = digest.new_hash(), 0
+        begin = self._packs.begin()
+        for piece in pieces:
+            owned = bytes(piece)
+            running.update(owned)
+            size += len(owned)
+            self._packs.write(owned)
+        extent = self._packs.end(begin)
+        self._add(path, media_type, extent, digest.TAG + running.hexdigest())
+
+    def json(self, path: str, value: Any) -> None:
+        """Write one JSON document: sorted keys, no NaN."""
+        text = json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False)
+        self.stage(path, text.encode(), media_type=JSON)
+
+    def records(
+        self, path: str, items: Iterable[BaseModel | bytes], *, key: str | None = None
+    ) -> int:
+        """Write JSON lines, zstd-compressed, with an index at `<path>.index`; returns how many.
+
+        `items` are records, or lines that are kept byte for byte. `key` names the field that
+        finds a single record; without it the line's number does.
+
+        Raises:
+            InvalidRecord: If a line is not a JSON object or a key repeats.
+        """
+        self._check_open()
+        self._claim(path)
+        self._claim(f"{path}.index")
+        encoder = jsonl.LinesEncoder()
+        seen: set[str] = set()
+        running = digest.new_hash()
+        begin = self._packs.begin()
+        for number, item in enumerate(items):
+            line = item if isinstance(item, bytes) else _line(item)
+            name = str(number) if key is None else _key_of(line, key, path, number)
+            if name in seen:
+                raise InvalidRecord(f"line {number} repeats the key {name!r}", what=path)
+            seen.add(name)
+            if frame := encoder.add(name, line):
+                running.update(frame)
+                self._packs.write(frame)
+        if frame := encoder.flush():
+            running.update(frame)
+            self._packs.write(frame)
+        extent = self._packs.end(begin)
+        index = encoder.index()
+        place = self._packs.entry(index)
+        self._add(
+            path,
+            jsonl.MEDIA_TYPE,
+            extent,
+            digest.TAG + running.hexdigest(),
+            count=len(seen),
+            index=f"{path}.index",
+        )
+        self._add(f"{path}.index", jsonl.INDEX_MEDIA_TYPE, place, digest.digest_of(index))
+        self._records += len(seen)
+        return len(seen)
+
+    def table(self, name: str, *, schema_id: str = "") -> TableWriter:
+        """A new table; use it as a context manager or close it before `seal`."""
+        self._check_open()
+        if name.casefold() in {known.casefold() for known in self._tables}:
+            raise InputError("the part has this table already", what=name)
+        _check_name(name)
+        writer = TableWriter(
+            name,
+            schema_id=schema_id,
+            packs=self._packs,
+            executor=self._pool,
+            converter=converter_for,
+        )
+        self._tables[name] = writer
+        return writer
+
+    def seal(self) -> Receipt:
+        """Make everything durable and close the part.
+
+        Raises:
+            LeaseExpired: If the attempt is over.
+            DeadlineExceeded: If the ticket's deadline has passed.
+            StorageError: If something could not be written.
+        """
+        self._check_open()
+        self._check_lease()
+        try:
+            for table in self._tables.values():
+                table.close()
+            self._packs.close()
+            index = PartIndex(
+                part=self.name,
+                attempt_id=self._ticket.attempt_id,
+                entries=tuple(
+                    entry.model_copy(update={"location": extent.location()})
+                    for entry, extent in self._entries.values()
+                ),
+                tables=tuple(table.table() for table in self._tables.values()),
+            )
+            data = canonical.encode(index)
+            name = self._packs.object(data)
+            self._store.sync(self._packs.keys)
+        except BaseException:
+            self.abandon()
+            raise
+        self._finish()
+        return Receipt(
+            part=self.name,
+            attempt_id=self._ticket.attempt_id,
+            index_digest=name,
+            index_size=len(data),
+            entries=len(index.entries),
+            records=self._records,
+            tables=tuple(
+                TableSummary(
+                    name=table.name,
+                    rows=table.rows,
+                    logical_bytes=sum(item.logical_bytes for item in table.segments),
+                )
+                for table in index.tables
+            ),
+            stored_bytes=self._packs.stored_bytes,
+            new_objects=len(self._packs.keys),
+        )
+
+    def abandon(self) -> None:
+        """Give the part up; a no-op after `seal`."""
+        if not self._done:
+            self._packs.discard()
+            self._finish()
+
+    def _finish(self) -> None:
+        self._done = True
+        self._pool.shutdown(wait=True, cancel_futures=True)
+
+    def _check_open(self) -> None:
+        if self._done:
+            raise AttemptClosed("the part was sealed or abandoned", what=self.name)
+
+    def _check_lease(self) -> None:
+        if not self._store.has_workspace(self._workspace):
+            raise LeaseExpired(
+                "the attempt was abandoned or taken over; nothing was published",
+                what=self._ticket.attempt_id,
+                hint="start a new save",
+            )
+        if time.time_ns() > self._ticket.deadline_ns:
+            raise DeadlineExceeded("the ticket's deadline has passed", what=self.name)
+
+    def _claim(self, path: str) -> None:
+        _check_name(path)
+        if path.casefold() in {known.casefold() for known in self._entries}:
+            raise InputError("the part has this entry already", what=path)
+
+    def _add(
+        self,
+        path: str,
+        media_type: str,
+        extent: Extent,
+        mark: str,
+        *,
+        count: int | None = None,
+        index: str | None = None,
+    ) -> None:
+        # The location is a stand-in until the pack is closed and has a name.
+        stand_in = {"pack": digest.TAG + "0" * 64, "offset": 0, "size": 0}
+        try:
+            entry = Entry.model_validate(
+                {
+                    "path": path,
+                    "media_type": media_type,
+                    "location": stand_in,
+                    "digest": mark,
+                    "records": count,
+                    "index": index,
+                }
+            )
+        except ValidationError as error:
+            raise InputError(f"not an entry: {error.errors()[0]['msg']}", what=path) from error
+        self._entries[path] = (entry, extent)
+
+
+def _check_name(path: str) -> None:
+    try:
+        TableSummary(name=path[:255], rows=0, logical_bytes=0)
+    except ValidationError as error:
+        raise InputError(
+            "not a relative, normalised name",
+            what=path,
+            hint="use letters, digits and ._@%+=- in segments divided by /",
+        ) from error
+
+
+def _line(item: BaseModel) -> bytes:
+    # Upstream's own form: declared order, default separators, ASCII.
+    return json.dumps(item.model_dump(mode="json")).encode("ascii")
+
+
+def _key_of(line: bytes, key: str, path: str, number: int) -> str:
+    try:
+        value = json.loads(line)
+        found = value[key]
+    except (ValueError, KeyError, TypeError) as error:
+        raise InvalidRecord(f"line {number} has no field {key!r}", what=path) from error
+    if not isinstance(found, str):
+        raise InvalidRecord(f"line {number}: field {key!r} is not text", what=path)
+    return found

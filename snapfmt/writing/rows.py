@@ -1,0 +1,160 @@
+"""Rows as they come from a caller: checked, grouped by their types, turned into columns."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from snapfmt.errors import InputError, UnsupportedValue
+from snapfmt.format import arrow_stream, tagged
+from snapfmt.format.columns import (
+    MISSING,
+    Column,
+    Signature,
+    from_values,
+    missing_column,
+    signature_of,
+)
+
+Rows = list[tuple[str, Column]]
+"""Columns of some rows, the key first."""
+Types = tuple[tuple[str, Signature], ...]
+"""Columns and their types, as rows of one segment share them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Converter:
+    """How a foreign array library becomes columns; see `snapfmt.adapters.torch_values`."""
+
+    signature: Callable[[Any], Signature]
+    column: Callable[[Signature, Sequence[Any]], Column]
+    size: Callable[[Any], int]
+
+
+class RowConverter:
+    """Turns values of any supported library into columns; names row and field in errors."""
+
+    def __init__(self, table: str, converter: Callable[[type], Converter | None]) -> None:
+        self._table = table
+        self._converter = converter
+
+    def check(self, keys: list[str], columns: Mapping[str, Sequence[Any]], seen: set[str]) -> None:
+        """Refuse keys that repeat and columns that do not fit.
+
+        Raises:
+            InputError: Naming the key or the column.
+        """
+        if len(set(keys)) != len(keys) or not seen.isdisjoint(keys):
+            repeated = sorted(key for key in set(keys) if keys.count(key) > 1 or key in seen)
+            raise InputError(f"table {self._table} has the key already", what=repeated[0])
+        for key in keys:
+            if type(key) is not str or not key:
+                raise InputError(f"table {self._table} needs keys that are text", what=repr(key))
+        for name, values in columns.items():
+            if not name or name == arrow_stream.KEY_COLUMN or name.endswith("#shape"):
+                raise InputError("column name is empty or reserved", what=name)
+            if len(values) != len(keys):
+                message = f"column has {len(values)} values for {len(keys)} keys"
+                raise InputError(message, what=name)
+
+    def group(
+        self, keys: list[str], columns: Mapping[str, Sequence[Any]]
+    ) -> list[tuple[Types, npt.NDArray[np.int64] | None]]:
+        """Rows by the types of their cells; None stands for all rows."""
+        uniform: dict[str, Signature] = {}
+        mixed: dict[str, list[Signature | None]] = {}
+        for name in sorted(columns):
+            found = self._signatures(name, keys, columns[name])
+            distinct = set(found) - {None}
+            if len(distinct) > 1:
+                mixed[name] = found
+            elif distinct:
+                uniform[name] = next(item for item in distinct if item is not None)
+        if not mixed:
+            return [(tuple(uniform.items()), None)] if keys else []
+        rows: dict[Types, list[int]] = {}
+        for row in range(len(keys)):
+            own = {name: found[row] for name, found in mixed.items()}
+            cells = {
+                **uniform,
+                **{name: item for name, item in own.items() if item is not None},
+            }
+            rows.setdefault(tuple(sorted(cells.items())), []).append(row)
+        return [(cells, np.array(members, np.int64)) for cells, members in rows.items()]
+
+    def _signatures(
+        self, name: str, keys: list[str], values: Sequence[Any]
+    ) -> list[Signature | None]:
+        converters = {kind: self._converter(kind) for kind in set(map(type, values))}
+        found: list[Signature | None] = []
+        for row, value in enumerate(values):
+            convert = converters[type(value)]
+            try:
+                signature = signature_of(value) if convert is None else convert.signature(value)
+                if signature is not None and signature.kind == "value":
+                    # Found out now, before any row of the call is taken.
+                    tagged.encode(value)
+                found.append(signature)
+            except UnsupportedValue as error:
+                raise _located(error, self._table, keys[row], name) from error
+        return found
+
+    def sizes(self, columns: Mapping[str, Sequence[Any]], rows: int) -> npt.NDArray[np.int64]:
+        """Logical bytes of every row, roughly."""
+        total = np.full(rows, 32, np.int64)
+        for values in columns.values():
+            converters = {kind: self._converter(kind) for kind in set(map(type, values))}
+            total += np.fromiter(
+                (_size(value, converters[type(value)]) for value in values), np.int64, rows
+            )
+        return total
+
+    def convert(
+        self,
+        cells: Types,
+        keys: list[str],
+        columns: Mapping[str, Sequence[Any]],
+        start: int,
+        stop: int,
+    ) -> Rows:
+        """Rows start to stop as columns; copies the bits."""
+        result: Rows = [(arrow_stream.KEY_COLUMN, from_values(arrow_stream.KEY_SIGNATURE, keys))]
+        for name, signature in cells:
+            values = columns[name][start:stop]
+            result.append((name, self._column(name, signature, keys, values)))
+        return result
+
+    def _column(
+        self, name: str, signature: Signature, keys: list[str], values: Sequence[Any]
+    ) -> Column:
+        kinds = set(map(type, values)) - {type(MISSING)}
+        if not kinds:
+            return missing_column(signature, len(values))
+        convert = self._converter(next(iter(kinds)))
+        build = from_values if convert is None else convert.column
+        try:
+            return build(signature, values)
+        except UnsupportedValue:
+            # Find the row, so that the message names it.
+            for key, value in zip(keys, values, strict=True):
+                try:
+                    build(signature, [value])
+                except UnsupportedValue as error:
+                    raise _located(error, self._table, key, name) from error
+            raise
+
+
+def _size(value: Any, convert: Converter | None) -> int:
+    if convert is not None:
+        return convert.size(value)
+    if isinstance(value, np.ndarray):
+        return int(value.nbytes)
+    return len(value) if type(value) in (str, bytes) else 16
+
+
+def _located(error: UnsupportedValue, table: str, key: str, name: str) -> UnsupportedValue:
+    return UnsupportedValue(
+        f"row {key!r}, field {name!r}: {error.message}", what=table, hint=error.hint
+    )
