@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from snapfmt.errors import UnsupportedValue
@@ -12,6 +13,21 @@ from snapfmt.format.dtypes import LOGICAL, storage_dtype
 
 _SIGNED = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 """dtypes that every torch kernel handles, by element size."""
+_JOINED_AS_THEY_ARE = frozenset(
+    [
+        "bool",
+        "int8",
+        "int16",
+        "int32",
+        "int64",
+        "uint8",
+        "float16",
+        "float32",
+        "float64",
+        "bfloat16",
+    ]
+)
+"""Logical dtypes that torch concatenates itself, bit for bit."""
 
 
 def _table() -> dict[torch.dtype, str]:
@@ -55,6 +71,25 @@ def signature_of(value: torch.Tensor) -> Signature:
     return Signature("tensor", name, value.dim())
 
 
+def uniform_of(values: Sequence[torch.Tensor]) -> Signature | None:
+    """The one signature of tensors that are all alike and plain, or None; cheap for millions."""
+    dtypes = {value.dtype for value in values}
+    dims = set(map(torch.Tensor.dim, values))
+    layouts = {value.layout for value in values}
+    if len(dtypes) != 1 or len(dims) != 1 or layouts != {torch.strided}:
+        return None
+    if any(value.is_nested or value.is_meta for value in values):
+        return None
+    return _SIGNATURES.get((dtypes.pop(), dims.pop()))
+
+
+def sizes_of(values: Sequence[torch.Tensor]) -> npt.NDArray[np.int64]:
+    """Logical bytes of every row's tensor."""
+    counts = np.fromiter(map(torch.Tensor.numel, values), np.int64, len(values))
+    sizes = np.fromiter(map(torch.Tensor.element_size, values), np.int64, len(values))
+    return counts * sizes
+
+
 def from_tensors(signature: Signature, values: Sequence[Any]) -> Column:
     """A column from tensors of one signature, or MISSING; copies the bits out of any view."""
     rows = len(values)
@@ -63,37 +98,37 @@ def from_tensors(signature: Signature, values: Sequence[Any]) -> Column:
     if any(value is MISSING for value in values):
         present = np.fromiter((value is not MISSING for value in values), np.bool_, rows)
         tensors = [value for value in values if value is not MISSING]
-    plain = _SIGNED[storage_dtype(signature.dtype).itemsize]
-    pieces = [_plain(tensor, plain) for tensor in tensors]
+    where = slice(None) if present is None else present
     lengths = np.zeros(rows, np.int64)
-    sizes = np.fromiter(map(len, pieces), np.int64, len(pieces))
-    lengths[slice(None) if present is None else present] = sizes
+    lengths[where] = np.fromiter(map(torch.Tensor.numel, tensors), np.int64, len(tensors))
     shapes = None
     if signature.ndim > 1:
         shapes = np.zeros((rows, signature.ndim), np.int64)
-        shapes[slice(None) if present is None else present] = [tuple(t.shape) for t in tensors]
-    joined = torch.cat(pieces) if pieces else torch.empty(0, dtype=plain)
+        shapes[where] = [tuple(tensor.shape) for tensor in tensors]
+    with torch.no_grad():
+        joined = _join(signature, tensors)
     bits = joined.numpy().view(storage_dtype(signature.dtype))
     return Column(signature, bits, offsets_of(lengths), present, shapes)
 
 
+def _join(signature: Signature, tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+    """All elements back to back, in a dtype that numpy has."""
+    dtype = _SIGNED[storage_dtype(signature.dtype).itemsize]
+    if not tensors:
+        return torch.empty(0, dtype=dtype)
+    local = all(tensor.is_cpu for tensor in tensors)
+    if local and signature.ndim <= 1 and signature.dtype in _JOINED_AS_THEY_ARE:
+        # One call for all rows; it also resolves lazy negation.
+        whole = torch.stack(tensors) if signature.ndim == 0 else torch.cat(tensors)
+        return whole.view(dtype)
+    return torch.cat([_plain(tensor, dtype) for tensor in tensors])
+
+
 def _plain(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """One-dimensional CPU tensor of the same bits in a dtype that can be concatenated."""
-    if tensor.requires_grad or tensor.is_conj() or tensor.is_neg():
-        tensor = tensor.detach().resolve_conj().resolve_neg()
-    if tensor.device.type != "cpu":
-        tensor = tensor.cpu()
-    if tensor.dim() != 1:
-        tensor = tensor.reshape(-1)
-    if tensor.dtype == dtype:
-        return tensor
+    tensor = tensor.detach().resolve_conj().resolve_neg().cpu().reshape(-1)
     # A view in another dtype needs dense elements; a strided slice is copied here.
-    return tensor.contiguous().view(dtype)
-
-
-def size_of(tensor: torch.Tensor) -> int:
-    """Logical bytes of one row's tensor."""
-    return int(tensor.numel() * tensor.element_size())
+    return tensor if tensor.dtype == dtype else tensor.contiguous().view(dtype)
 
 
 def column_to_values(column: Column, *, copy: bool = True) -> list[Any]:
@@ -111,16 +146,27 @@ def column_to_values(column: Column, *, copy: bool = True) -> list[Any]:
         bits = column.values if column.values.flags.writeable else column.values.copy()
         plain = bits.view(f"i{bits.itemsize}" if bits.itemsize > 1 else "u1")
         flat = torch.from_numpy(plain).view(dtype)
-    lengths = np.diff(column.offsets).tolist()
-    pieces = flat.split(lengths) if lengths else ()
-    rows = []
-    for row, piece in enumerate(pieces):
-        if column.present is not None and not column.present[row]:
-            rows.append(MISSING)
-            continue
-        value = piece.clone() if copy else piece
-        rows.append(value if signature.ndim == 1 else value.reshape(column.shape(row)))
-    return rows
+    with torch.no_grad():
+        rows = _split(column, flat)
+        if copy:
+            rows = list(map(torch.Tensor.clone, rows))
+    if column.present is None:
+        return rows
+    return [row if there else MISSING for row, there in zip(rows, column.present, strict=True)]
+
+
+def _split(column: Column, flat: torch.Tensor) -> list[torch.Tensor]:
+    """Every row as a view of the column's elements; what stands for a missing row is empty."""
+    signature = column.signature
+    if signature.ndim == 0 and column.present is None:
+        return list(flat.unbind())
+    pieces = list(flat.split(np.diff(column.offsets).tolist())) if column.rows else []
+    if signature.ndim == 1:
+        return pieces
+    return [
+        piece.reshape(column.shape(row)) if piece.numel() or signature.ndim else piece
+        for row, piece in enumerate(pieces)
+    ]
 
 
 def rows_of(batch: torch.Tensor) -> list[torch.Tensor]:

@@ -29,8 +29,13 @@ class Converter:
     """How a foreign array library becomes columns; see `snapfmt.adapters.torch_values`."""
 
     signature: Callable[[Any], Signature]
+    """Signature of one value."""
+    uniform: Callable[[Sequence[Any]], Signature | None]
+    """Signature of many values if all have the same; None where that is not cheap to say."""
     column: Callable[[Signature, Sequence[Any]], Column]
-    size: Callable[[Any], int]
+    """A column of values of one signature."""
+    sizes: Callable[[Sequence[Any]], npt.NDArray[np.int64]]
+    """Logical bytes of every value."""
 
 
 class RowConverter:
@@ -66,6 +71,9 @@ class RowConverter:
         uniform: dict[str, Signature] = {}
         mixed: dict[str, list[Signature | None]] = {}
         for name in sorted(columns):
+            if (alike := self._uniform(columns[name])) is not None:
+                uniform[name] = alike
+                continue
             found = self._signatures(name, keys, columns[name])
             distinct = set(found) - {None}
             if len(distinct) > 1:
@@ -83,6 +91,11 @@ class RowConverter:
             }
             rows.setdefault(tuple(sorted(cells.items())), []).append(row)
         return [(cells, np.array(members, np.int64)) for cells, members in rows.items()]
+
+    def _uniform(self, values: Sequence[Any]) -> Signature | None:
+        kinds = set(map(type, values))
+        convert = self._converter(kinds.pop()) if len(kinds) == 1 else None
+        return None if convert is None else convert.uniform(values)
 
     def _signatures(
         self, name: str, keys: list[str], values: Sequence[Any]
@@ -105,9 +118,12 @@ class RowConverter:
         """Logical bytes of every row, roughly."""
         total = np.full(rows, 32, np.int64)
         for values in columns.values():
-            converters = {kind: self._converter(kind) for kind in set(map(type, values))}
-            total += np.fromiter(
-                (_size(value, converters[type(value)]) for value in values), np.int64, rows
+            kinds = set(map(type, values))
+            convert = self._converter(next(iter(kinds))) if len(kinds) == 1 else None
+            total += (
+                np.fromiter(map(_size, values), np.int64, rows)
+                if convert is None
+                else convert.sizes(values)
             )
         return total
 
@@ -146,11 +162,10 @@ class RowConverter:
             raise
 
 
-def _size(value: Any, convert: Converter | None) -> int:
-    if convert is not None:
-        return convert.size(value)
-    if isinstance(value, np.ndarray):
-        return int(value.nbytes)
+def _size(value: Any) -> int:
+    size = getattr(value, "nbytes", None)
+    if isinstance(size, int):
+        return size
     return len(value) if type(value) in (str, bytes) else 16
 
 
