@@ -1,11 +1,8 @@
 """A published snapshot: its manifest, parts, entries and tables, verified as read."""
 
-import json
 from collections.abc import Iterator, Sequence
 from functools import cached_property
 from typing import Any, TypeVar
-
-from pydantic import BaseModel, ValidationError
 
 from snapfmt.errors import (
     FingerprintMismatch,
@@ -20,12 +17,14 @@ from snapfmt.reading.segment import SegmentReader
 from snapfmt.reading.source import Source
 from snapfmt.reading.table import TableReader
 from snapfmt.storage.base import Store
+from snapfmt_schemas import lines
+from snapfmt_schemas._base import Record
 from snapfmt_schemas.attempt import Receipt
 from snapfmt_schemas.fingerprint import Fingerprint
 from snapfmt_schemas.manifest import Features, Manifest
 from snapfmt_schemas.part import Entry, PartIndex
 
-M = TypeVar("M", bound=BaseModel)
+R = TypeVar("R", bound=Record)
 
 
 class Snapshot:
@@ -217,7 +216,7 @@ class Part:
         if position != item.location.size:
             raise FormatError("frames do not cover the entry", what=what)
 
-    def records(self, path: str, model: type[M]) -> Iterator[M]:
+    def records(self, path: str, model: type[R]) -> Iterator[R]:
         """The records of a file, each validated.
 
         Raises:
@@ -226,7 +225,7 @@ class Part:
         for number, line in enumerate(self.lines(path)):
             yield _record(line, model, f"{self._what}/{path}:{number}")
 
-    def record(self, path: str, key: str, model: type[M]) -> M:
+    def record(self, path: str, key: str, model: type[R]) -> R:
         """One record by its key; reads one frame.
 
         Raises:
@@ -279,23 +278,11 @@ class Part:
         ]
 
 
-def _record(line: bytes, model: type[M], what: str) -> M:
+def _record(line: bytes, model: type[R], what: str) -> R:
     try:
-        json.loads(line, object_pairs_hook=_no_repeats)
-        return model.model_validate_json(line)
-    except ValidationError as error:
-        first = error.errors(include_url=False, include_input=False)[0]
-        place = ".".join(str(step) for step in first["loc"])
-        raise FormatError(f"{model.__name__}: {place}: {first['msg']}", what=what) from error
+        return lines.from_line(model, line)
     except (ValueError, RecursionError) as error:
-        raise FormatError(f"not a JSON line: {error}", what=what) from error
-
-
-def _no_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    result = dict(pairs)
-    if len(result) != len(pairs):
-        raise ValueError("an object repeats a key")
-    return result
+        raise FormatError(f"not a {model.__name__}: {error}", what=what) from error
 
 
 def _check_features(value: Any, key: str) -> None:

@@ -29,6 +29,7 @@ from snapfmt.format import canonical, digest, layout
 from snapfmt.limits import DEFAULT_LIMITS, Limits
 from snapfmt.storage.base import Store
 from snapfmt.writing.part import PartWriter
+from snapfmt_schemas import redaction
 from snapfmt_schemas.attempt import Lease, Receipt, Ticket
 from snapfmt_schemas.fingerprint import Fingerprint
 from snapfmt_schemas.manifest import BaseSnapshot, Manifest, TrainerAnchor
@@ -137,7 +138,7 @@ class Attempt:
             fingerprints=tuple(fingerprints),
             anchor=anchor,
             timeline=timeline,
-            user_metadata=dict(user_metadata or {}),
+            user_metadata=redaction.redact(dict(user_metadata or {}))[0],
         )
         try:
             data = canonical.encode(manifest)

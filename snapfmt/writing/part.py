@@ -14,7 +14,7 @@ from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Self
 
-from pydantic import BaseModel, ValidationError
+from pydantic import ValidationError
 
 from snapfmt.errors import (
     AttemptClosed,
@@ -29,6 +29,8 @@ from snapfmt.storage.base import Store
 from snapfmt.writing.convert import converter_for
 from snapfmt.writing.pack import Extent, PackWriter
 from snapfmt.writing.table import TableWriter
+from snapfmt_schemas import lines, redaction
+from snapfmt_schemas._base import Record
 from snapfmt_schemas.attempt import Receipt, TableSummary, Ticket
 from snapfmt_schemas.part import Entry, PartIndex
 
@@ -87,18 +89,26 @@ class PartWriter:
         extent = self._packs.end(begin)
         self._add(path, media_type, extent, digest.TAG + running.hexdigest())
 
-    def json(self, path: str, value: Any) -> None:
-        """Write one JSON document: sorted keys, no NaN."""
+    def json(self, path: str, value: Any, *, redact: bool = True) -> None:
+        """Write one JSON document: sorted keys, no NaN, by default without secrets."""
+        if redact:
+            value, _ = redaction.redact(value)
         text = json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False)
         self.stage(path, text.encode(), media_type=JSON)
 
     def records(
-        self, path: str, items: Iterable[BaseModel | bytes], *, key: str | None = None
+        self,
+        path: str,
+        items: Iterable[Record | bytes],
+        *,
+        key: str | None = None,
+        redact: bool = True,
     ) -> int:
         """Write JSON lines, zstd-compressed, with an index at `<path>.index`; returns how many.
 
         `items` are records, or lines that are kept byte for byte. `key` names the field that
-        finds a single record; without it the line's number does.
+        finds a single record; without it the line's number does. With `redact`, what is secret
+        by its name (cookies, tokens, keys) is replaced before it is written.
 
         Raises:
             InvalidRecord: If a line is not a JSON object or a key repeats.
@@ -111,8 +121,8 @@ class PartWriter:
         running = digest.new_hash()
         begin = self._packs.begin()
         for number, item in enumerate(items):
-            line = item if isinstance(item, bytes) else _line(item)
-            name = str(number) if key is None else _key_of(line, key, path, number)
+            line, name = _line(item, key, redact=redact, what=f"{path}:{number}")
+            name = name or str(number)
             if name in seen:
                 raise InvalidRecord(f"line {number} repeats the key {name!r}", what=path)
             seen.add(name)
@@ -270,17 +280,23 @@ def _check_name(path: str) -> None:
         ) from error
 
 
-def _line(item: BaseModel) -> bytes:
-    # Upstream's own form: declared order, default separators, ASCII.
-    return json.dumps(item.model_dump(mode="json")).encode("ascii")
+def _line(item: Record | bytes, key: str | None, *, redact: bool, what: str) -> tuple[bytes, str]:
+    """The line to store, and the record's key if one was asked for.
 
-
-def _key_of(line: bytes, key: str, path: str, number: int) -> str:
+    A record is written in upstream's own form: declared order, default separators, ASCII.
+    """
     try:
-        value = json.loads(line)
-        found = value[key]
-    except (ValueError, KeyError, TypeError) as error:
-        raise InvalidRecord(f"line {number} has no field {key!r}", what=path) from error
-    if not isinstance(found, str):
-        raise InvalidRecord(f"line {number}: field {key!r} is not text", what=path)
-    return found
+        value = json.loads(item) if isinstance(item, bytes) else lines.to_value(item)
+    except (ValueError, RecursionError) as error:
+        raise InvalidRecord(f"not a JSON line: {error}", what=what) from error
+    if not isinstance(value, dict):
+        raise InvalidRecord("a line must be a JSON object", what=what)
+    name = value.get(key, "") if key is not None else ""
+    if key is not None and (not isinstance(name, str) or not name):
+        raise InvalidRecord(f"field {key!r} is missing or not text", what=what)
+    hidden: tuple[str, ...] = ()
+    if redact:
+        value, hidden = redaction.redact(value)
+    if isinstance(item, bytes) and not hidden:
+        return item, name
+    return json.dumps(value).encode("ascii"), name
