@@ -5,6 +5,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 from pydantic import Field, model_validator
 
 from snapfmt_schemas._base import Record
+from snapfmt_schemas._root import RootDocument
 from snapfmt_schemas.attempt import Receipt
 from snapfmt_schemas.fingerprint import Fingerprint
 from snapfmt_schemas.identity import AttemptId, Count, Nanoseconds, RepositoryId, WriteId
@@ -37,7 +38,7 @@ class BaseSnapshot(Record):
     write_id: WriteId
 
 
-class Manifest(Record):
+class Manifest(RootDocument):
     """Root of one snapshot; its existence is the publication (spec/v1/04-documents.md)."""
 
     SCHEMA: ClassVar[str] = "snapfmt.manifest"
@@ -73,7 +74,7 @@ class Manifest(Record):
         return self
 
 
-class RepositoryDocument(Record):
+class RepositoryDocument(RootDocument):
     """`snapfmt.json`: what the repository is and what its storage was seen to do."""
 
     SCHEMA: ClassVar[str] = "snapfmt.repository"
