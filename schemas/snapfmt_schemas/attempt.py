@@ -81,4 +81,4 @@ class Receipt(Record):
     tables: tuple[TableSummary, ...] = ()
     stored_bytes: Annotated[Count, Field(description="Bytes of the objects this part wrote.")]
     new_objects: Annotated[Count, Field(description="Objects that this part wrote.")]
-    extensions: dict[str, Any] = {}
+    extensions: dict[str, Any] = Field(default_factory=dict)

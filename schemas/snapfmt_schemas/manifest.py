@@ -58,10 +58,10 @@ class Manifest(RootDocument):
     timeline: PhaseTimeline | None = None
     user_metadata: Annotated[
         dict[str, Any], Field(description="The caller's own JSON; never interpreted.")
-    ] = {}
+    ] = Field(default_factory=dict)
     extensions: Annotated[
         dict[str, Any], Field(description="The only place for unknown fields.")
-    ] = {}
+    ] = Field(default_factory=dict)
 
     @model_validator(mode="after")
     def _unique(self) -> Self:
@@ -84,5 +84,5 @@ class RepositoryDocument(RootDocument):
     features: Features = Features()
     created_at_ns: Nanoseconds
     writer: Annotated[str, Field(max_length=255)]
-    capabilities: dict[str, bool] = {}
-    extensions: dict[str, Any] = {}
+    capabilities: dict[str, bool] = Field(default_factory=dict)
+    extensions: dict[str, Any] = Field(default_factory=dict)

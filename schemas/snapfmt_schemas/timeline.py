@@ -16,7 +16,7 @@ class Phase(Record):
     started_at_ns: Nanoseconds
     ended_at_ns: Nanoseconds
     waited: Annotated[tuple[str, ...], Field(description="Who was held while it ran.")] = ()
-    counts: dict[str, Count] = {}
+    counts: dict[str, Count] = Field(default_factory=dict)
 
     @model_validator(mode="after")
     def _order(self) -> Self:

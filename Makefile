@@ -1,0 +1,66 @@
+# Every target makes the environment that it needs (.venv, see .ci/setup.sh) and says so.
+.DEFAULT_GOAL := help
+.PHONY: help demo test check lint format types contracts schemas schemas-check readme bench-quick \
+        build setup setup-demo clean distclean
+
+BIN := .venv/bin
+PY := $(BIN)/python
+ARGS ?=
+
+export RAY_USAGE_STATS_ENABLED := 0
+export TQ_LOGGING_LEVEL ?= ERROR
+export PYTHONUNBUFFERED := 1
+
+help:           ## list the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
+
+demo: setup-demo  ## save a live TransferQueue, kill it, restore it, compare every row
+	$(BIN)/snapfmt demo $(ARGS)
+
+test: setup     ## run all tests; ARGS="tests/unit -k pack" picks some
+	$(PY) -m pytest $(ARGS)
+
+check:          ## everything that CI runs, in the same order
+	@bash .ci/run
+
+lint: setup     ## ruff: rules and formatting
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+format: setup   ## let ruff format and mend what it can
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+types: setup    ## mypy, strict
+	$(BIN)/mypy
+
+contracts: setup  ## who may import whom
+	$(BIN)/lint-imports --no-cache
+
+schemas: setup  ## generate the published schemas from the records
+	$(PY) -m snapfmt_schemas.export
+
+schemas-check: setup  ## fail when a published schema is stale
+	$(PY) -m snapfmt_schemas.export --check
+
+readme: setup   ## run the example of README.md
+	$(PY) .ci/readme.py
+
+bench-quick: setup  ## a short benchmark; believe ratios, not single figures
+	$(PY) tests/bench/bench_transfer_queue.py --quick $(ARGS)
+
+build: setup    ## sdist and wheel into dist/
+	$(PY) -m build --no-isolation
+
+setup:          ## make .venv for the tests and the checks
+	@bash .ci/setup.sh dev
+
+setup-demo:     ## make .venv for the demonstration only
+	@bash .ci/setup.sh demo
+
+clean:          ## remove caches and build products
+	rm -rf dist build .benchmarks .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
+	find . -path ./.venv -prune -o -path ./.git -prune -o -type d -name __pycache__ -exec rm -rf {} +
+
+distclean: clean  ## remove .venv too
+	rm -rf .venv

@@ -1,0 +1,40 @@
+"""What every test gets: calm property tests, and no cluster tests where Ray is missing."""
+
+import importlib.util
+import os
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, settings
+
+# Before anything imports Ray or TransferQueue: workers inherit the environment.
+os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+os.environ.setdefault("TQ_LOGGING_LEVEL", "ERROR")
+
+# Machines of CI are slow and uneven: a deadline per example would fail on their noise.
+_CALM = [HealthCheck.too_slow, HealthCheck.data_too_large]
+settings.register_profile("default", deadline=None, suppress_health_check=_CALM)
+# Under CI a failure must come again when it is run again.
+settings.register_profile(
+    "ci", deadline=None, suppress_health_check=_CALM, derandomize=True, print_blob=True
+)
+settings.load_profile("ci" if os.environ.get("CI") else "default")
+
+CLUSTER_NEEDS = ("ray", "torch", "transfer_queue")
+
+
+@pytest.fixture(scope="session")
+def root() -> Path:
+    """Folder of the checkout."""
+    return Path(__file__).resolve().parents[1]
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Skips the cluster tests where an extra is missing; under CI nothing is skipped."""
+    missing = [name for name in CLUSTER_NEEDS if importlib.util.find_spec(name) is None]
+    if not missing or os.environ.get("CI"):
+        return
+    skip = pytest.mark.skip(reason=f"not installed: {', '.join(missing)}")
+    for item in items:
+        if item.get_closest_marker("cluster"):
+            item.add_marker(skip)
