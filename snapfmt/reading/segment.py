@@ -68,7 +68,12 @@ class SegmentReader:
         """Keys of the live rows, in order."""
         document = self._document
         data = self._source.entry(document.keys, document.keys_digest, what=f"{self._what} keys")
-        batch = batch_index.read_stream(data, batch_index.KEYS_SCHEMA, what=f"{self._what} keys")
+        batch = batch_index.read_stream(
+            data,
+            batch_index.KEYS_SCHEMA,
+            what=f"{self._what} keys",
+            limits=self._source.limits,
+        )
         if batch.num_rows != document.rows:
             raise FormatError("keys do not fit the rows", what=self._what)
         column = batch.column(0)
@@ -227,7 +232,12 @@ class SegmentReader:
     def _all_keys(self) -> list[str]:
         document = self._document
         data = self._source.entry(document.keys, document.keys_digest, what=f"{self._what} keys")
-        batch = batch_index.read_stream(data, batch_index.KEYS_SCHEMA, what=f"{self._what} keys")
+        batch = batch_index.read_stream(
+            data,
+            batch_index.KEYS_SCHEMA,
+            what=f"{self._what} keys",
+            limits=self._source.limits,
+        )
         found: list[str] = batch.column(0).to_pylist()
         return found
 

@@ -59,6 +59,8 @@ class Snapshot:
         manifest = canonical.decode(
             data, Manifest, what=key, size_limit=limits.manifest_size, limits=limits
         )
+        limits.check("parts", len(manifest.parts), what=key)
+        limits.check("tables", sum(len(item.tables) for item in manifest.parts), what=key)
         if manifest.number != number:
             raise FormatError(f"manifest says it is snapshot {manifest.number}", what=key)
         if repository_id is not None and manifest.repository_id != repository_id:
@@ -171,6 +173,11 @@ class Part:
         index = canonical.decode(
             data, PartIndex, what=key, size_limit=limits.part_index_size, limits=limits
         )
+        segments = [item for table in index.tables for item in table.segments]
+        limits.check("entries", len(index.entries), what=key)
+        limits.check("tables", len(index.tables), what=key)
+        limits.check("segments", len(segments), what=key)
+        limits.check("columns", max((len(i.columns) for i in segments), default=0), what=key)
         if index.part != self.name or index.attempt_id != self.receipt.attempt_id:
             raise FormatError(f"part index is that of {index.part!r}", what=self._what)
         return index
@@ -243,7 +250,7 @@ class Part:
         if item.media_type != jsonl.MEDIA_TYPE or item.index is None:
             raise FormatError("entry is not a record file", what=f"{self._what}/{item.path}")
         what = f"{self._what}/{item.index}"
-        places = jsonl.read_index(self.stored(item.index), what=what)
+        places = jsonl.read_index(self.stored(item.index), what=what, limits=self._source.limits)
         if len(places) != item.records:
             raise FormatError(f"index has {len(places)} records, not {item.records}", what=what)
         return places
@@ -287,6 +294,7 @@ def _record(line: bytes, model: type[R], what: str) -> R:
 
 def _check_features(value: Any, key: str) -> None:
     """Unknown features refuse by name, even where an unknown field would refuse by shape."""
-    needed = value.get("features", {}).get("read", []) if isinstance(value, dict) else []
+    features = value.get("features") if isinstance(value, dict) else None
+    needed = features.get("read") if isinstance(features, dict) else None
     if isinstance(needed, list) and all(isinstance(name, str) for name in needed):
-        compat.require(Features(read=tuple(needed)), "read", what=key)
+        compat.require(Features.model_construct(read=tuple(needed)), "read", what=key)

@@ -9,7 +9,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from snapfmt.errors import FormatError, NoMatch
+from snapfmt.errors import FormatError, NoMatch, RefusedError
 from snapfmt.format import arrow_stream, chunks
 from snapfmt.format.columns import MISSING, Column
 from snapfmt.reading.segment import RowBatch, SegmentReader
@@ -163,7 +163,7 @@ class TableReader:
         logical dtype.
 
         Raises:
-            FormatError: If a column has rows of different types; use `batches` for those.
+            RefusedError: If a column has rows of different types; use `batches` for those.
         """
         tables = []
         for batch in self.batches(columns, start=start, stop=stop):
@@ -181,7 +181,7 @@ class TableReader:
         try:
             return pa.concat_tables(tables, promote_options="default")
         except pa.ArrowException as error:
-            raise FormatError(
+            raise RefusedError(
                 f"a column has rows of different types: {error}",
                 what=self.name,
                 hint="read it with batches(), or choose other columns",

@@ -297,7 +297,7 @@ class _Audit:
                     text = "object differs from the digest in its name; nothing reaches it"
                     self._find("misplaced", "extra", key, text)
                     return
-            except StorageError as error:
+            except SnapfmtError as error:
                 self._failed(error, key)
                 return
         self._find("leftover", "leftover", key, "no snapshot reaches it")

@@ -1,0 +1,8 @@
+"""`python -m snapfmt.cli`."""
+
+import sys
+
+from snapfmt.cli import main
+
+if __name__ == "__main__":
+    sys.exit(main())
