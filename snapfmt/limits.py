@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+from snapfmt.errors import LimitExceeded
+
 KIB = 1024
 MIB = 1024 * KIB
 
@@ -28,6 +30,16 @@ class Limits:
     chunk_size: int = 4096 * MIB
     expansion: int = 100_000
     """Largest allowed ratio of decompressed to stored bytes of one buffer."""
+
+    def check(self, name: str, value: int, *, what: str) -> None:
+        """Compare a count with the limit of that name.
+
+        Raises:
+            LimitExceeded: If it is larger.
+        """
+        limit = getattr(self, name)
+        if value > limit:
+            raise LimitExceeded(f"{value} {name}, limit {limit}", what=what)
 
 
 DEFAULT_LIMITS = Limits()

@@ -227,9 +227,16 @@ class Repository:
         compat.require(self._document.features, "write", what=layout.REPOSITORY_KEY)
         self._store.prepare()
         self.clean_up()
-        numbers = self.numbers()
-        chosen = (numbers[-1] + 1 if numbers else 1) if number is None else number
-        if chosen in numbers:
+        # Also a folder without a manifest keeps its number: nothing can be renamed onto it.
+        taken = [
+            known
+            for name in self._store.names(layout.SNAPSHOTS)
+            if (known := layout.snapshot_number(name)) is not None
+        ]
+        chosen = max(taken, default=0) + 1 if number is None else number
+        if layout.snapshot_number(layout.snapshot_name(chosen)) != chosen:
+            raise InputError("not a number of a snapshot", what=str(chosen))
+        if chosen in self.numbers():
             raise SnapshotExists("the number is taken", what=layout.snapshot_name(chosen))
         reference = None
         if base is not None:
@@ -315,7 +322,7 @@ def _create(store: LocalStore, repository_id: str | None) -> None:
         capabilities=store.capabilities,
     )
     try:
-        store.create(layout.REPOSITORY_KEY, canonical.encode(document))
+        store.create(layout.REPOSITORY_KEY, canonical.encode(document.sealed()))
     except ConflictError:
         # Another process made it at the same moment; theirs counts.
         return

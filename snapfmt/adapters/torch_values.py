@@ -7,7 +7,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from snapfmt.errors import UnsupportedValue
+from snapfmt.errors import InputError, UnsupportedValue
 from snapfmt.format.columns import MISSING, Column, Signature, offsets_of
 from snapfmt.format.dtypes import LOGICAL, storage_dtype
 
@@ -170,5 +170,11 @@ def _split(column: Column, flat: torch.Tensor) -> list[torch.Tensor]:
 
 
 def rows_of(batch: torch.Tensor) -> list[torch.Tensor]:
-    """The rows of a batched tensor: dense, jagged or strided nested."""
+    """The rows of a batched tensor: dense, jagged or strided nested.
+
+    Raises:
+        InputError: If it has no rows.
+    """
+    if batch.dim() == 0:
+        raise InputError("a column needs one value per row, this tensor has no rows")
     return list(batch.unbind(0))

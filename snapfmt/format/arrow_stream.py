@@ -172,6 +172,6 @@ def same_schema(message: bytes, other: bytes) -> bool:
         return True
     try:
         left, right = (pa.ipc.read_schema(pa.py_buffer(item)) for item in (message, other))
-    except pa.ArrowException:
+    except (pa.ArrowException, OSError):
         return False
     return bool(left.equals(right, check_metadata=True))

@@ -8,7 +8,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from snapfmt.errors import FormatError, LimitExceeded
-from snapfmt.format import arrow_stream, digest
+from snapfmt.format import arrow_bounds, arrow_stream, digest
 from snapfmt.format.chunks import ChunkPlace, signature_from
 from snapfmt.format.columns import offsets_of
 from snapfmt.format.segment import EncodedBatch
@@ -82,12 +82,16 @@ def to_stream(batch: pa.RecordBatch) -> bytes:
     return data
 
 
-def read_stream(data: digest.Buffer, schema: pa.Schema, *, what: str) -> pa.RecordBatch:
+def read_stream(
+    data: digest.Buffer, schema: pa.Schema, *, what: str, limits: Limits = DEFAULT_LIMITS
+) -> pa.RecordBatch:
     """The one record batch of an index stream, fully validated.
 
     Raises:
+        LimitExceeded: If it grows too large when it is decompressed.
         FormatError: If it is not one valid batch of that schema.
     """
+    arrow_bounds.check(data, what=what, limits=limits)
     try:
         with pa.ipc.open_stream(pa.py_buffer(data)) as reader:
             if not reader.schema.equals(schema):
@@ -97,9 +101,10 @@ def read_stream(data: digest.Buffer, schema: pa.Schema, *, what: str) -> pa.Reco
             raise FormatError(f"index has {len(batches)} batches, expected 1", what=what)
         batch = batches[0]
         batch.validate(full=True)
-    except pa.ArrowException as error:
+    except (pa.ArrowException, OSError, MemoryError) as error:
         raise FormatError(f"index is not valid Arrow: {error}", what=what) from error
-    if any(column.null_count for column in batch.columns):
+    lists = [column for column in batch.columns if pa.types.is_list(column.type)]
+    if any(column.null_count for column in batch.columns + [item.values for item in lists]):
         raise FormatError("index has nulls", what=what)
     return batch
 
@@ -135,7 +140,7 @@ class BatchIndex:
         what: str,
         limits: Limits = DEFAULT_LIMITS,
     ) -> None:
-        batch = read_stream(data, INDEX_SCHEMA, what=what)
+        batch = read_stream(data, INDEX_SCHEMA, what=what, limits=limits)
         self._what = what
         self._counts = [
             arrow_stream.buffer_count(signature)

@@ -11,7 +11,8 @@ from snapfmt.limits import DEFAULT_LIMITS, Limits
 
 M = TypeVar("M", bound=BaseModel)
 
-_STRING = re.compile(rb'"(?:[^"\\]|\\.)*"', re.DOTALL)
+# Possessive, and with an optional end: time stays linear also where a quote is never closed.
+_STRING = re.compile(rb'"(?:[^"\\]++|\\.)*+"?', re.DOTALL)
 _BRACKETS = re.compile(rb"[\[\]{}]+")
 
 

@@ -14,6 +14,9 @@ from snapfmt.format.dtypes import LOGICAL, storage_dtype, widenings
 from snapfmt.limits import DEFAULT_LIMITS, Limits
 from snapfmt_schemas.part import ColumnSpec
 
+_MAX_ELEMENTS = 2.0**60
+"""Products of shapes stay below this, so that no count wraps around."""
+
 
 @dataclass(frozen=True, slots=True)
 class ChunkPlace:
@@ -119,10 +122,16 @@ def _column(
             raise FormatError("shapes do not fit the rows", what=what)
         shapes = flat.reshape(rows, signature.ndim)
         counts = np.ones(rows, np.int64)
+        sizes = np.ones(rows, np.float64)
         for axis in range(signature.ndim):
             counts *= shapes[:, axis]
+            sizes *= np.maximum(shapes[:, axis], 1)
         absent = np.zeros(rows, np.bool_) if present is None else ~present
-        if (shapes < 0).any() or not ((counts == np.diff(offsets)) | absent).all():
+        if (
+            (shapes < 0).any()
+            or (sizes >= _MAX_ELEMENTS).any()
+            or not ((counts == np.diff(offsets)) | absent).all()
+        ):
             raise FormatError("shapes do not fit the values", what=what)
     return Column(signature, values, offsets, present, shapes)
 

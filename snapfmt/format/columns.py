@@ -12,12 +12,15 @@ from typing import Any, Final, Literal
 import numpy as np
 import numpy.typing as npt
 
-from snapfmt.errors import UnsupportedValue
+from snapfmt.errors import FormatError, UnsupportedValue
 from snapfmt.format import tagged
-from snapfmt.format.dtypes import LOGICAL, storage_dtype
+from snapfmt.format.dtypes import storage_dtype
 
 Bits = npt.NDArray[np.generic]
 Kind = Literal["tensor", "ndarray", "text", "bytes", "value"]
+
+
+_NUMPY_NAMES = frozenset(np.dtype(code).name for code in "?bhiqBHIQefd")
 
 
 class _Missing:
@@ -106,15 +109,18 @@ class Column:
             return MISSING
         data = self.values[int(self.offsets[row]) : int(self.offsets[row + 1])]
         kind = self.signature.kind
-        if kind == "text":
-            return data.tobytes().decode("utf-8")
         if kind == "bytes":
             return data.tobytes()
         if kind == "value":
             return tagged.decode(data.tobytes())
         if self.signature.dtype == "bool":
             data = data.view(np.bool_)
-        return data.reshape(self.shape(row)).copy()
+        try:
+            if kind == "text":
+                return data.tobytes().decode("utf-8")
+            return data.reshape(self.shape(row)).copy()
+        except ValueError as error:
+            raise FormatError(f"row {row} is no such value: {error}") from error
 
     def shape(self, row: int) -> tuple[int, ...]:
         """Shape of one row's array."""
@@ -175,13 +181,15 @@ def signature_of(value: object) -> Signature | None:
         return None
     kind = type(value)
     if isinstance(value, str) and kind is str:
-        return Signature("text") if _is_utf8(value) else Signature("value")
+        return Signature("text") if is_utf8(value) else Signature("value")
     if kind is bytes:
         return Signature("bytes")
     if isinstance(value, np.ndarray):
         name = value.dtype.name
+        if isinstance(value, np.ma.MaskedArray):
+            raise UnsupportedValue("a masked array cannot be stored", hint="fill it first")
         # ml_dtypes registers types under torch's names that numpy alone could not give back.
-        if name not in LOGICAL or value.dtype.newbyteorder("=").isbuiltin != 1:
+        if name not in _NUMPY_NAMES:
             hint = "split it into a real and an imaginary column" if value.dtype.kind == "c" else ""
             raise UnsupportedValue(f"numpy dtype {value.dtype} cannot be stored", hint=hint)
         return Signature("ndarray", name, value.ndim)
@@ -233,7 +241,8 @@ def _encode(signature: Signature, value: Any) -> bytes:
     return tagged.encode(value).encode("ascii")
 
 
-def _is_utf8(text: str) -> bool:
+def is_utf8(text: str) -> bool:
+    """Whether text has no lone surrogate, so that UTF-8 holds it."""
     try:
         text.encode("utf-8")
     except UnicodeEncodeError:

@@ -31,7 +31,8 @@ INDEX_SCHEMA = pa.schema(
 class LinesEncoder:
     """Packs lines into frames; `add` returns the bytes of every frame that is complete."""
 
-    def __init__(self) -> None:
+    def __init__(self, limits: Limits = DEFAULT_LIMITS) -> None:
+        self._limits = limits
         self._lines: list[tuple[str, bytes]] = []
         self._size = 0
         self._offset = 0
@@ -47,8 +48,10 @@ class LinesEncoder:
         """Append one line without its newline.
 
         Raises:
-            InvalidRecord: If the line holds a newline.
+            InvalidRecord: If the line holds a newline, or is longer than a reader takes.
         """
+        if len(line) + FRAME_TARGET > min(self._limits.record_line, self._limits.frame_content):
+            raise InvalidRecord(f"a JSON line of {len(line)} bytes is too long", what=key)
         if b"\n" in line or b"\r" in line:
             raise InvalidRecord("a JSON line must not hold a line break", what=key)
         self._lines.append((key, line))
@@ -92,13 +95,13 @@ class LinePlace:
     line_size: int
 
 
-def read_index(data: bytes, *, what: str) -> list[LinePlace]:
+def read_index(data: bytes, *, what: str, limits: Limits = DEFAULT_LIMITS) -> list[LinePlace]:
     """The places of all records, in order.
 
     Raises:
         FormatError: If it is not a record index.
     """
-    batch = batch_index.read_stream(data, INDEX_SCHEMA, what=what)
+    batch = batch_index.read_stream(data, INDEX_SCHEMA, what=what, limits=limits)
     columns = [batch.column(name).to_pylist() for name in INDEX_SCHEMA.names]
     return [LinePlace(*row) for row in zip(*columns, strict=True)]
 

@@ -8,6 +8,7 @@ import zstandard
 from snapfmt.format import arrow_stream, digest, zframes
 from snapfmt.format.columns import Column, Signature
 from snapfmt.format.dtypes import fits, narrowest, widenings
+from snapfmt.limits import DEFAULT_LIMITS
 from snapfmt_schemas.part import ColumnSpec
 
 MIN_SAVING = 0.05
@@ -141,7 +142,8 @@ def _encode_chunk(column: Column, how: ColumnPlan, compressor: zstandard.ZstdCom
             continue
         body: digest.Buffer = buffer
         prefix = arrow_stream.raw_prefix()
-        if how.compress:
+        # A reader refuses to inflate more than this at once; such a buffer is stored as it is.
+        if how.compress and len(buffer) <= DEFAULT_LIMITS.frame_content:
             packed = compressor.compress(buffer)
             if len(packed) < len(buffer):
                 body, prefix = packed, arrow_stream.size_prefix(len(buffer))

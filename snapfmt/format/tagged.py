@@ -2,12 +2,14 @@
 
 Strict JSON in which what JSON cannot say is an object with one `$` key: `$tuple`, `$set`,
 `$frozenset`, `$bytes` (base64), `$float` (16 hex digits of a non-finite double), `$dict` (pairs,
-for keys that are not plain strings) and `$numpy` (dtype and hex of a scalar's bytes).
+for keys that are not plain strings), `$numpy` (dtype and hex of a scalar's bytes) and `$text`
+(UTF-32 in hex, for text whose surrogates a JSON reader would join to one character).
 """
 
 import base64
 import json
 import math
+import re
 import struct
 from typing import Any
 
@@ -15,7 +17,11 @@ import numpy as np
 
 from snapfmt.errors import FormatError, UnsupportedValue
 
+MAX_DEPTH = 200
+"""Deepest nesting of a value; far from where any JSON reader of any language gives up."""
+
 _SCALARS = frozenset(np.dtype(code).name for code in "?bhilqBHILQefd")
+_PAIR = re.compile("[\ud800-\udbff][\udc00-\udfff]")
 
 
 def encode(value: object) -> str:
@@ -25,9 +31,11 @@ def encode(value: object) -> str:
         UnsupportedValue: If some part of the value has no exact form.
     """
     try:
-        return json.dumps(_lower(value), separators=(",", ":"), allow_nan=False)
-    except RecursionError as error:
-        raise UnsupportedValue("value nested too deeply or cyclic") from error
+        return json.dumps(_lower(value, MAX_DEPTH), separators=(",", ":"), allow_nan=False)
+    except ValueError as error:
+        if isinstance(error, UnsupportedValue):
+            raise
+        raise UnsupportedValue(f"a value has no exact JSON form: {error}") from error
 
 
 def decode(text: str | bytes) -> Any:
@@ -37,30 +45,35 @@ def decode(text: str | bytes) -> Any:
         FormatError: If the text is not tagged JSON.
     """
     try:
-        return _raise(json.loads(text))
+        return json.loads(text, object_hook=_raise)
     except (ValueError, TypeError, KeyError, RecursionError, struct.error) as error:
         raise FormatError(f"not tagged JSON: {error}") from error
 
 
-def _lower(value: object) -> Any:
+def _lower(value: object, room: int) -> Any:
     kind = type(value)
-    if value is None or kind in (str, bool, int):
+    if isinstance(value, str) and kind is str:
+        return value if not _PAIR.search(value) else {"$text": _code_points(value)}
+    if value is None or kind in (bool, int):
         return value
     if isinstance(value, float) and kind is float:
         return value if math.isfinite(value) else {"$float": struct.pack(">d", value).hex()}
+    if room == 0:
+        raise UnsupportedValue(f"a value is nested deeper than {MAX_DEPTH}, or is cyclic")
+    inner = room - 1
     if isinstance(value, list) and kind is list:
-        return [_lower(item) for item in value]
+        return [_lower(item, inner) for item in value]
     if isinstance(value, tuple) and kind is tuple:
-        return {"$tuple": [_lower(item) for item in value]}
+        return {"$tuple": [_lower(item, inner) for item in value]}
     if isinstance(value, (set, frozenset)) and kind in (set, frozenset):
-        items = sorted((_lower(item) for item in value), key=json.dumps)
+        items = sorted((_lower(item, inner) for item in value), key=json.dumps)
         return {"$set" if kind is set else "$frozenset": items}
     if isinstance(value, (bytes, bytearray)) and kind in (bytes, bytearray):
         return {f"${kind.__name__}": base64.b64encode(value).decode("ascii")}
     if isinstance(value, dict) and kind is dict:
-        if all(type(key) is str and not key.startswith("$") for key in value):
-            return {key: _lower(item) for key, item in value.items()}
-        return {"$dict": [[_lower(key), _lower(item)] for key, item in value.items()]}
+        if all(_is_plain_key(key) for key in value):
+            return {key: _lower(item, inner) for key, item in value.items()}
+        return {"$dict": [[_lower(key, inner), _lower(item, inner)] for key, item in value.items()]}
     if isinstance(value, np.generic) and value.dtype.name in _SCALARS:
         little = value.dtype.newbyteorder("<")
         return {"$numpy": [value.dtype.name, np.asarray(value, dtype=little).tobytes().hex()]}
@@ -70,37 +83,44 @@ def _lower(value: object) -> Any:
     )
 
 
-def _raise(value: Any) -> Any:
-    if isinstance(value, list):
-        return [_raise(item) for item in value]
-    if not isinstance(value, dict):
-        return value
+def _is_plain_key(key: object) -> bool:
+    return type(key) is str and not key.startswith("$") and not _PAIR.search(key)
+
+
+def _code_points(text: str) -> str:
+    return text.encode("utf-32-be", "surrogatepass").hex()
+
+
+def _raise(value: dict[str, Any]) -> Any:
+    """One JSON object whose members were raised already."""
     if len(value) == 1:
         ((tag, content),) = value.items()
         if tag.startswith("$"):
             return _untag(tag, content)
-    return {key: _raise(item) for key, item in value.items()}
+    return value
+
+
+_CONTAINERS = {"$tuple": tuple, "$set": set, "$frozenset": frozenset}
 
 
 def _untag(tag: str, content: Any) -> Any:
-    if tag == "$tuple":
-        return tuple(_raise(content))
-    if tag == "$set":
-        return set(_raise(content))
-    if tag == "$frozenset":
-        return frozenset(_raise(content))
+    if tag in _CONTAINERS or tag == "$dict":
+        if not isinstance(content, list):
+            raise ValueError(f"{tag} needs a list")
+        return _CONTAINERS[tag](content) if tag in _CONTAINERS else dict(content)
+    if tag == "$text":
+        return bytes.fromhex(content).decode("utf-32-be", "surrogatepass")
     if tag == "$bytes":
         return base64.b64decode(content, validate=True)
     if tag == "$bytearray":
         return bytearray(base64.b64decode(content, validate=True))
     if tag == "$float":
         return struct.unpack(">d", bytes.fromhex(content))[0]
-    if tag == "$dict":
-        return {_raise(key): _raise(item) for key, item in content}
     if tag == "$numpy":
         name, data = content
         if name not in _SCALARS:
             raise ValueError(f"unknown scalar dtype {name!r}")
         little = np.dtype(name).newbyteorder("<")
-        return np.frombuffer(bytes.fromhex(data), dtype=little).astype(name)[0]
+        (scalar,) = np.frombuffer(bytes.fromhex(data), dtype=little).astype(name)
+        return scalar
     raise ValueError(f"unknown tag {tag!r}")

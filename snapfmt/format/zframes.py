@@ -25,7 +25,7 @@ def decompress(
         LimitExceeded: If the content or the window passes a limit.
         CorruptObject: If it is not such a frame.
     """
-    if content_size > limits.frame_content and content_size > len(frame) * limits.expansion:
+    if content_size > limits.frame_content or content_size > len(frame) * limits.expansion:
         raise LimitExceeded(f"compressed block of {content_size} bytes", what=what)
     try:
         header = zstandard.get_frame_parameters(frame)

@@ -104,7 +104,7 @@ class LocalStore:
         """Size of the regular file, or None."""
         try:
             status = os.lstat(self._path(key))
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             return None
         except OSError as error:
             raise typed(error, key) from error
@@ -118,6 +118,8 @@ class LocalStore:
                 status = os.lstat(self._path(key))
             except FileNotFoundError:
                 continue
+            except OSError as error:
+                raise typed(error, key) from error
             if stat.S_ISDIR(status.st_mode):
                 yield from self.walk(key)
             else:
@@ -202,7 +204,10 @@ class LocalStore:
         path = self._path(key)
         for folder in (path, path.with_name(path.name + _FENCED)):
             try:
-                shutil.rmtree(folder)
+                if folder.is_symlink() or folder.is_file():
+                    folder.unlink()
+                else:
+                    shutil.rmtree(folder)
             except FileNotFoundError:
                 continue
             except OSError as error:

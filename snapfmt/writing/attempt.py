@@ -10,6 +10,8 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any, Self
 
+from pydantic import ValidationError
+
 from snapfmt._version import __version__
 from snapfmt.errors import (
     AttemptClosed,
@@ -74,14 +76,17 @@ class Attempt:
     def ticket(self, part: str) -> Ticket:
         """What another process needs to write this part; JSON-able, without secrets."""
         self._check_open()
-        return Ticket(
-            location=self._store.location,
-            repository_id=self._repository_id,
-            attempt_id=self.id,
-            number=self.number,
-            part=part,
-            deadline_ns=self._lease.expires_at_ns,
-        )
+        try:
+            return Ticket(
+                location=self._store.location,
+                repository_id=self._repository_id,
+                attempt_id=self.id,
+                number=self.number,
+                part=part,
+                deadline_ns=self._lease.expires_at_ns,
+            )
+        except ValidationError as error:
+            raise InputError("not a name of a part", what=part) from error
 
     def part(self, name: str, *, workers: int | None = None) -> PartWriter:
         """A writer for a part in this process."""
@@ -125,32 +130,47 @@ class Attempt:
         self._check_open()
         if time.time_ns() > self._lease.expires_at_ns:
             raise LeaseExpired("the lease ran out", what=self.id, hint="renew it, or save anew")
-        self._check_receipts(receipts)
-        manifest = Manifest(
-            repository_id=self._repository_id,
-            number=self.number,
-            attempt_id=self.id,
-            write_id=write_id or secrets.token_hex(16),
-            base=self._base,
-            created_at_ns=time.time_ns(),
-            writer=WRITER,
-            parts=tuple(sorted(receipts, key=lambda receipt: receipt.part)),
-            fingerprints=tuple(fingerprints),
-            anchor=anchor,
-            timeline=timeline,
-            user_metadata=redaction.redact(dict(user_metadata or {}))[0],
-        )
+        self._check_lease()
         try:
+            self._check_receipts(receipts)
+        except NotFoundError:
+            # Taken over just now: its objects are gone because the attempt is.
+            self._check_lease()
+            raise
+        try:
+            manifest = Manifest(
+                repository_id=self._repository_id,
+                number=self.number,
+                attempt_id=self.id,
+                write_id=write_id or secrets.token_hex(16),
+                base=self._base,
+                created_at_ns=time.time_ns(),
+                writer=WRITER,
+                parts=tuple(sorted(receipts, key=lambda receipt: receipt.part)),
+                fingerprints=tuple(fingerprints),
+                anchor=anchor,
+                timeline=timeline,
+                user_metadata=redaction.redact(dict(user_metadata or {}))[0],
+            ).sealed()
             data = canonical.encode(manifest)
-        except (ValueError, TypeError) as error:
-            raise InputError(f"user_metadata is not strict JSON: {error}") from error
-        if len(data) > self._limits.manifest_size:
-            raise LimitExceeded(
-                f"manifest of {len(data)} bytes, limit {self._limits.manifest_size}"
-            )
+        except (ValueError, TypeError, RecursionError) as error:
+            raise InputError(f"the manifest cannot hold this: {error}") from error
+        self._check_readable(data)
         self._commit(manifest, data)
         self._close()
         return manifest
+
+    def _check_readable(self, data: bytes) -> None:
+        """Whether a reader gets back what was meant; afterwards it is too late."""
+        limit = self._limits.manifest_size
+        try:
+            found = canonical.decode(
+                data, Manifest, what=layout.MANIFEST, size_limit=limit, limits=self._limits
+            )
+        except CorruptError as error:
+            raise InputError(f"the manifest could not be read back: {error}") from error
+        if canonical.encode(found) != data:
+            raise InputError("the manifest could not be read back as it is")
 
     def _commit(self, manifest: Manifest, data: bytes) -> None:
         folder = f"{layout.SNAPSHOTS}/{layout.snapshot_name(self.number)}"
@@ -203,17 +223,16 @@ class Attempt:
             if receipt.attempt_id != self.id:
                 raise InputError("the receipt belongs to another attempt", what=receipt.part)
             index = self._index(receipt)
-            missing = [
-                location.pack
-                for location in locations(index)
-                if self._store.size(layout.object_key(location.pack)) is None
-            ]
-            if missing:
-                raise MissingObject(
-                    f"part {receipt.part} reaches an object that is not there",
-                    what=missing[0],
-                    hint="the part's writer lost it; begin a new attempt",
-                )
+            if index.part != receipt.part or index.attempt_id != self.id:
+                raise InputError(f"the receipt points at part {index.part!r}", what=receipt.part)
+            for pack, end in extents(index).items():
+                size = self._store.size(layout.object_key(pack))
+                if size is None or size < end:
+                    raise MissingObject(
+                        f"part {receipt.part} reaches an object that is not there",
+                        what=pack,
+                        hint="the part's writer lost it; begin a new attempt",
+                    )
 
     def _index(self, receipt: Receipt) -> PartIndex:
         key = layout.object_key(receipt.index_digest)
@@ -243,15 +262,17 @@ class Attempt:
             raise LeaseExpired("the attempt was taken over", what=self.id, hint="start a new save")
 
 
-def locations(index: PartIndex) -> "list[Any]":
-    """Every location that a part index reaches, one per pack."""
-    found = {entry.location.pack: entry.location for entry in index.entries}
+def extents(index: PartIndex) -> dict[str, int]:
+    """Every pack that a part index reaches, and the end of the last byte that it reaches."""
+    places = [entry.location for entry in index.entries]
     for table in index.tables:
         for item in table.segments:
-            for place in (item.data, item.batches, item.keys, item.live):
-                if place is not None:
-                    found[place.pack] = place
-    return list(found.values())
+            places += [item.data, item.batches, item.keys]
+            places += [item.live] if item.live is not None else []
+    found: dict[str, int] = {}
+    for place in places:
+        found[place.pack] = max(found.get(place.pack, 0), place.offset + place.size)
+    return found
 
 
 def reclaim(store: Store, attempt_id: str) -> int:

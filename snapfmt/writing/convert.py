@@ -15,4 +15,10 @@ def converter_for(kind: type) -> Converter | None:
     if not any(base.__module__ == "torch" and base.__name__ == "Tensor" for base in kind.__mro__):
         return None
     bridge = import_module("snapfmt.adapters.torch_values")
-    return Converter(bridge.signature_of, bridge.uniform_of, bridge.from_tensors, bridge.sizes_of)
+    return Converter(
+        bridge.signature_of,
+        bridge.uniform_of,
+        bridge.from_tensors,
+        bridge.sizes_of,
+        bridge.rows_of,
+    )

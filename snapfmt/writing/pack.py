@@ -1,12 +1,13 @@
 """Packs while they are written: one thread hashes and writes what the encoders hand over."""
 
+import contextlib
 import queue
 import secrets
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
-from snapfmt.errors import AttemptClosed, SnapfmtError
+from snapfmt.errors import AttemptClosed, InputError, SnapfmtError
 from snapfmt.format import digest, layout, pack
 from snapfmt.limits import MIB
 from snapfmt.storage.base import Sink, Store
@@ -68,15 +69,21 @@ class PackWriter:
     _failure: BaseException | None = None
     _count: int = 0
     _interrupt: Callable[[], None] | None = None
+    _busy: bool = False
 
     def begin(self, interrupt: Callable[[], None] | None = None) -> int:
         """Start an entry; returns its offset in the current pack.
 
         An entry that is open elsewhere is ended first, through the `interrupt` it gave.
         """
+        if self._busy:
+            # The bytes of two entries would lie in one another.
+            self.fail(InputError("an entry was begun while another one was being written"))
+            self._raise()
         if self._interrupt is not None:
             self._interrupt()
         self._interrupt = interrupt
+        self._busy = interrupt is None
         current = self._current()
         self._put(current, bytes(pack.padding(current.size)))
         return current.size
@@ -88,17 +95,37 @@ class PackWriter:
     def end(self, begin: int) -> Extent:
         """Finish the entry that began at `begin`; may close the pack."""
         self._interrupt = None
+        self._busy = False
         current = self._current()
         extent = Extent(current.ref, begin, current.size - begin)
         if current.size >= pack.TARGET_SIZE:
             self._close_pack()
         return extent
 
+    @contextlib.contextmanager
+    def writing(self) -> Iterator[list[Extent]]:
+        """One entry, written within the context; its extent is in the list afterwards.
+
+        On an error the entry's bytes stay in the pack and nothing names them.
+        """
+        extents: list[Extent] = []
+        begin = self.begin()
+        try:
+            yield extents
+        except BaseException:
+            self._busy = False
+            raise
+        extents.append(self.end(begin))
+
+    def fail(self, error: BaseException) -> None:
+        """Refuse everything from now on, so that what was lost cannot be sealed."""
+        self._failure = self._failure or error
+
     def entry(self, data: digest.Buffer) -> Extent:
         """One whole entry."""
-        begin = self.begin()
-        self.write(data)
-        return self.end(begin)
+        with self.writing() as extents:
+            self.write(data)
+        return extents[0]
 
     def object(self, data: bytes) -> str:
         """One document as an object of its own; returns its digest."""
@@ -187,8 +214,10 @@ class PackWriter:
                 if self._failure is None:
                     self._handle(target, data)
             except BaseException as error:  # noqa: BLE001 - handed to the caller's thread
-                self._failure = error
-                target.sink.discard()
+                self._failure = self._failure or error
+                # The first error counts; a thread that dies here would leave the caller waiting.
+                with contextlib.suppress(OSError):
+                    target.sink.discard()
             finally:
                 if data is not None:
                     self._room.release(_cost(data))

@@ -14,7 +14,7 @@ from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Self
 
-from pydantic import ValidationError
+from pydantic import TypeAdapter, ValidationError
 
 from snapfmt.errors import (
     AttemptClosed,
@@ -24,6 +24,7 @@ from snapfmt.errors import (
     LeaseExpired,
 )
 from snapfmt.format import canonical, digest, jsonl, layout
+from snapfmt.format.columns import is_utf8
 from snapfmt.format.digest import Buffer
 from snapfmt.storage.base import Store
 from snapfmt.writing.convert import converter_for
@@ -32,10 +33,13 @@ from snapfmt.writing.table import TableWriter
 from snapfmt_schemas import lines, redaction
 from snapfmt_schemas._base import Record
 from snapfmt_schemas.attempt import Receipt, TableSummary, Ticket
+from snapfmt_schemas.identity import EntryPath, TableName
 from snapfmt_schemas.part import Entry, PartIndex
 
 TEXT = "text/plain; charset=utf-8"
 JSON = "application/json"
+_PATH: TypeAdapter[str] = TypeAdapter(EntryPath)
+_TABLE: TypeAdapter[str] = TypeAdapter(TableName)
 
 
 class PartWriter:
@@ -50,6 +54,7 @@ class PartWriter:
         self._check_lease()
         self._packs = PackWriter(store, self._workspace, ticket.attempt_id)
         self._entries: dict[str, tuple[Entry, Extent]] = {}
+        self._claimed: set[str] = set()
         self._tables: dict[str, TableWriter] = {}
         self._pool = ThreadPoolExecutor(
             workers or min(4, os.cpu_count() or 1), thread_name_prefix="snapfmt-encode"
@@ -79,21 +84,25 @@ class PartWriter:
         self._check_open()
         self._claim(path)
         pieces = [data] if isinstance(data, (bytes, bytearray, memoryview)) else data
-        running, size = digest.new_hash(), 0
-        begin = self._packs.begin()
-        for piece in pieces:
-            owned = bytes(piece)
-            running.update(owned)
-            size += len(owned)
-            self._packs.write(owned)
-        extent = self._packs.end(begin)
+        running = digest.new_hash()
+        with self._packs.writing() as extents:
+            for piece in pieces:
+                if not isinstance(piece, (bytes, bytearray, memoryview)):
+                    raise InputError(f"bytes expected, not {type(piece).__name__}", what=path)
+                owned = bytes(piece)
+                running.update(owned)
+                self._packs.write(owned)
+        (extent,) = extents
         self._add(path, media_type, extent, digest.TAG + running.hexdigest())
 
     def json(self, path: str, value: Any, *, redact: bool = True) -> None:
         """Write one JSON document: sorted keys, no NaN, by default without secrets."""
         if redact:
             value, _ = redaction.redact(value)
-        text = json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False)
+        try:
+            text = json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False)
+        except (TypeError, ValueError, RecursionError) as error:
+            raise InputError(f"not strict JSON: {error}", what=path) from error
         self.stage(path, text.encode(), media_type=JSON)
 
     def records(
@@ -119,20 +128,20 @@ class PartWriter:
         encoder = jsonl.LinesEncoder()
         seen: set[str] = set()
         running = digest.new_hash()
-        begin = self._packs.begin()
-        for number, item in enumerate(items):
-            line, name = _line(item, key, redact=redact, what=f"{path}:{number}")
-            name = name or str(number)
-            if name in seen:
-                raise InvalidRecord(f"line {number} repeats the key {name!r}", what=path)
-            seen.add(name)
-            if frame := encoder.add(name, line):
+        with self._packs.writing() as extents:
+            for number, item in enumerate(items):
+                line, name = _line(item, key, redact=redact, what=f"{path}:{number}")
+                name = name or str(number)
+                if name in seen:
+                    raise InvalidRecord(f"line {number} repeats the key {name!r}", what=path)
+                seen.add(name)
+                if frame := encoder.add(name, line):
+                    running.update(frame)
+                    self._packs.write(frame)
+            if frame := encoder.flush():
                 running.update(frame)
                 self._packs.write(frame)
-        if frame := encoder.flush():
-            running.update(frame)
-            self._packs.write(frame)
-        extent = self._packs.end(begin)
+        (extent,) = extents
         index = encoder.index()
         place = self._packs.entry(index)
         self._add(
@@ -152,7 +161,7 @@ class PartWriter:
         self._check_open()
         if name.casefold() in {known.casefold() for known in self._tables}:
             raise InputError("the part has this table already", what=name)
-        _check_name(name)
+        _check_name(name, _TABLE)
         writer = TableWriter(
             name,
             schema_id=schema_id,
@@ -237,8 +246,8 @@ class PartWriter:
             raise DeadlineExceeded("the ticket's deadline has passed", what=self.name)
 
     def _claim(self, path: str) -> None:
-        _check_name(path)
-        if path.casefold() in {known.casefold() for known in self._entries}:
+        _check_name(path, _PATH)
+        if path.casefold() in self._claimed:
             raise InputError("the part has this entry already", what=path)
 
     def _add(
@@ -267,11 +276,12 @@ class PartWriter:
         except ValidationError as error:
             raise InputError(f"not an entry: {error.errors()[0]['msg']}", what=path) from error
         self._entries[path] = (entry, extent)
+        self._claimed.add(path.casefold())
 
 
-def _check_name(path: str) -> None:
+def _check_name(path: str, kind: TypeAdapter[str]) -> None:
     try:
-        TableSummary(name=path[:255], rows=0, logical_bytes=0)
+        kind.validate_python(path, strict=True)
     except ValidationError as error:
         raise InputError(
             "not a relative, normalised name",
@@ -286,13 +296,15 @@ def _line(item: Record | bytes, key: str | None, *, redact: bool, what: str) -> 
     A record is written in upstream's own form: declared order, default separators, ASCII.
     """
     try:
-        value = json.loads(item) if isinstance(item, bytes) else lines.to_value(item)
+        value = (
+            json.loads(item.decode("utf-8")) if isinstance(item, bytes) else lines.to_value(item)
+        )
     except (ValueError, RecursionError) as error:
         raise InvalidRecord(f"not a JSON line: {error}", what=what) from error
     if not isinstance(value, dict):
         raise InvalidRecord("a line must be a JSON object", what=what)
     name = value.get(key, "") if key is not None else ""
-    if key is not None and (not isinstance(name, str) or not name):
+    if key is not None and (not isinstance(name, str) or not name or not is_utf8(name)):
         raise InvalidRecord(f"field {key!r} is missing or not text", what=what)
     hidden: tuple[str, ...] = ()
     if redact:

@@ -14,10 +14,13 @@ from snapfmt.format.columns import (
     Column,
     Signature,
     from_values,
+    is_utf8,
     missing_column,
     signature_of,
 )
 
+MAX_NAME = 1024
+"""Characters of a column's name; the schema of a part index says the same."""
 Rows = list[tuple[str, Column]]
 """Columns of some rows, the key first."""
 Types = tuple[tuple[str, Signature], ...]
@@ -36,6 +39,8 @@ class Converter:
     """A column of values of one signature."""
     sizes: Callable[[Sequence[Any]], npt.NDArray[np.int64]]
     """Logical bytes of every value."""
+    rows: Callable[[Any], list[Any]]
+    """The rows of a whole batch in one value."""
 
 
 class RowConverter:
@@ -45,21 +50,37 @@ class RowConverter:
         self._table = table
         self._converter = converter
 
+    def listed(self, values: Any) -> Sequence[Any]:
+        """One value per row, from a list or from a batched array, dense or nested."""
+        if isinstance(values, np.ndarray) and values.ndim:
+            return [values[row, ...] for row in range(len(values))]
+        convert = self._converter(type(values))
+        if convert is not None:
+            return convert.rows(values)
+        if isinstance(values, Sequence) and not isinstance(values, (str, bytes)):
+            return values
+        raise InputError("a column is a sequence of one value per row", what=repr(type(values)))
+
     def check(self, keys: list[str], columns: Mapping[str, Sequence[Any]], seen: set[str]) -> None:
         """Refuse keys that repeat and columns that do not fit.
 
         Raises:
             InputError: Naming the key or the column.
         """
+        for key in keys:
+            if type(key) is not str or not key or not is_utf8(key):
+                raise InputError(f"table {self._table} needs keys that are text", what=repr(key))
         if len(set(keys)) != len(keys) or not seen.isdisjoint(keys):
             repeated = sorted(key for key in set(keys) if keys.count(key) > 1 or key in seen)
             raise InputError(f"table {self._table} has the key already", what=repeated[0])
-        for key in keys:
-            if type(key) is not str or not key:
-                raise InputError(f"table {self._table} needs keys that are text", what=repr(key))
         for name, values in columns.items():
-            if not name or name == arrow_stream.KEY_COLUMN or name.endswith("#shape"):
-                raise InputError("column name is empty or reserved", what=name)
+            if type(name) is not str or not 0 < len(name) <= MAX_NAME or not is_utf8(name):
+                message = f"column name is not text of 1 to {MAX_NAME} characters"
+                raise InputError(message, what=repr(name)[:80])
+            if name == arrow_stream.KEY_COLUMN or name.endswith("#shape"):
+                raise InputError("column name is reserved", what=name)
+            if not hasattr(values, "__len__") or not hasattr(values, "__getitem__"):
+                raise InputError("column is not a sequence of values", what=name)
             if len(values) != len(keys):
                 message = f"column has {len(values)} values for {len(keys)} keys"
                 raise InputError(message, what=name)

@@ -101,6 +101,8 @@ class TableWriter:
     def append(self, keys: Sequence[str], columns: Mapping[str, Sequence[Any]]) -> None:
         """Add rows: `columns[name][i]` is the value of row i, or MISSING.
 
+        A column may also be one batched array or tensor, dense or nested (jagged or strided).
+
         Values are torch tensors, numpy arrays, str, bytes or plain Python values; their bits
         have been copied when this returns.
 
@@ -112,11 +114,17 @@ class TableWriter:
         if self._closed:
             raise AttemptClosed("the table is closed", what=self.name)
         keys = list(keys)
+        columns = {name: self._converter.listed(values) for name, values in columns.items()}
         self._converter.check(keys, columns, self._seen)
         groups = self._converter.group(keys, columns)
-        for signature, rows in groups:
-            self._take(signature, keys, columns, rows)
-        self._drain(0)
+        try:
+            for signature, rows in groups:
+                self._take(signature, keys, columns, rows)
+            self._drain(0)
+        except BaseException as error:
+            # Some rows were taken and some were not: what follows cannot be sealed.
+            self._packs.fail(error)
+            raise
         self._seen.update(keys)
         self.rows += len(keys)
 
@@ -253,10 +261,14 @@ class TableWriter:
         """Write what is left; after this the table takes no rows."""
         if self._closed:
             return
-        for cells in list(self._waiting):
-            self._flush(cells)
-        self._drain(0)
-        self._close_segment()
+        try:
+            for cells in list(self._waiting):
+                self._flush(cells)
+            self._drain(0)
+            self._close_segment()
+        except BaseException as error:
+            self._packs.fail(error)
+            raise
         self._closed = True
 
     def table(self) -> Table:

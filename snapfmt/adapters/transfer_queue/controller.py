@@ -1,0 +1,264 @@
+"""What runs inside the queue's controller: hold, copy, plan, write; and the restore."""
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Any
+
+from snapfmt.adapters.transfer_queue import controller_part, names, records
+from snapfmt.adapters.transfer_queue.hold import Gate, install_gate
+from snapfmt.adapters.transfer_queue.jobs import Holding, Status, holding_of, holdings_of, keep
+from snapfmt.adapters.transfer_queue.state import (
+    ControllerCut,
+    Counts,
+    UnitPlan,
+    copy_controller,
+    copy_sampler,
+    install_controller,
+)
+from snapfmt.errors import CutInconsistent, LeaseExpired, NoMatch, RestoreRefused
+
+REQUESTS = ("_handle_request",)
+"""Every request of a client passes this method of the controller."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What the units have to write, and what they must find."""
+
+    units: tuple[Any, ...]
+    counts: Counts
+
+
+@dataclass(frozen=True, slots=True)
+class Released:
+    """How the controller was held; `held_s` is None when the lease ended first."""
+
+    held_s: float | None
+    longest_wait_s: float
+
+
+@dataclass(slots=True)
+class _Load:
+    """A restore in this controller; `before` is there between install and finish."""
+
+    cut: ControllerCut | None = None
+    before: ControllerCut | None = None
+
+
+def _gate(controller: Any, timeout_s: float = 30.0) -> Gate:
+    return install_gate(controller, REQUESTS, timeout_s=timeout_s)
+
+
+def prepare(controller: Any, timeout_s: float) -> int:
+    """Installs the gate and imports what a save needs, so that no hold waits for it."""
+    import_module("snapfmt.adapters.torch_values")
+    import_module("snapfmt.repository")
+    _gate(controller, timeout_s)
+    return len(controller.partitions)
+
+
+def hold(controller: Any, cut_id: str, timeout_s: float, lease_s: float) -> float:
+    """Stops the requests; returns how long it waited for the one inside."""
+    return _gate(controller).hold(cut_id, lease_s=lease_s, timeout_s=timeout_s)
+
+
+def copy(controller: Any, cut_id: str, partitions: Sequence[str] | None, lease_s: float) -> None:
+    """Copies the state; requires the hold.
+
+    Raises:
+        NoMatch: If a partition that was asked for is not there.
+        CutInconsistent: If the hold ended.
+    """
+    gate = _gate(controller)
+    for partition in partitions or ():
+        if partition not in controller.partitions:
+            hint = ", ".join(sorted(controller.partitions))
+            raise NoMatch("the queue has no such partition", what=partition, hint=hint)
+    cut = copy_controller(controller, partitions)
+    if not gate.holds(cut_id):
+        raise CutInconsistent("the controller's hold ended before its cut was taken")
+    keep(controller, cut_id, Holding(cut, lease_s=lease_s, release=lambda _: None))
+
+
+def release(controller: Any, cut_id: str) -> Released:
+    """Lets the requests go on."""
+    gate = _gate(controller)
+    held = gate.release(cut_id)
+    return Released(held, gate.longest_wait)
+
+
+def plan(controller: Any, cut_id: str, units: int, schemas: dict[str, str]) -> Plan:
+    """Says what each unit has to write; the plans stay in the object store of this node."""
+    import ray
+
+    cut: ControllerCut = holding_of(controller, cut_id).content
+    tables = names.table_names(part.partition_id for part in cut.partitions)
+    counts = Counts()
+    plans: list[list[UnitPlan]] = [[] for _ in range(units)]
+    for part in cut.partitions:
+        fields = tuple(part.ordered_fields())
+        indexes, produced = part.produced()
+        counts.add(part.partition_id, fields, produced)
+        key_of = part.key_of()
+        for position, own in enumerate(plans):
+            chosen = indexes % units == position
+            some = indexes[chosen]
+            own.append(
+                UnitPlan(
+                    partition_id=part.partition_id,
+                    table=tables[part.partition_id],
+                    schema_id=schemas.get(part.partition_id, ""),
+                    fields=fields,
+                    indexes=some,
+                    keys=tuple(key_of.get(index) for index in some.tolist()),
+                    produced=produced[chosen],
+                )
+            )
+    return Plan(tuple(ray.put(own) for own in plans), counts)
+
+
+def start_write(
+    controller: Any,
+    cut_id: str,
+    ticket: str,
+    units: int,
+    version: str,
+    user_metadata: dict[str, Any],
+) -> None:
+    """Writes the controller's part in the background; `poll` gives the receipt as JSON."""
+    holding = holding_of(controller, cut_id)
+
+    def write() -> str:
+        from snapfmt.repository import Repository
+
+        cut: ControllerCut = holding.content
+
+        def document(**fields: Any) -> records.ControllerRecord:
+            return records.ControllerRecord(
+                transfer_queue_version=version,
+                units=units,
+                user_metadata=user_metadata,
+                **fields,
+            )
+
+        with Repository.join(ticket) as part:
+            controller_part.write_controller(
+                part,
+                cut,
+                tables=names.table_names(item.partition_id for item in cut.partitions),
+                document=document,
+                check=holding.check,
+            )
+            return part.seal().model_dump_json()
+
+    holding.start(write, "snapfmt-write")
+
+
+def start_load(
+    controller: Any,
+    load_id: str,
+    source: tuple[str, int, str],
+    sampler_state: str,
+    timeout_s: float,
+    lease_s: float,
+) -> None:
+    """Holds the requests and reads the saved state; `poll_load` gives the `Counts`.
+
+    Raises:
+        RestoreRefused: If the queue is not empty.
+    """
+    gate = _gate(controller)
+    gate.hold(load_id, lease_s=lease_s, timeout_s=timeout_s)
+    if controller.partitions:
+        gate.release(load_id)
+        raise RestoreRefused(
+            f"the queue has partitions already: {', '.join(sorted(controller.partitions))}",
+            hint="restore into a fresh queue",
+        )
+    load = _Load()
+
+    def release_load(_: Holding) -> None:
+        if load.before is not None:
+            install_controller(controller, load.before)
+        gate.release(load_id)
+
+    holding = Holding(load, lease_s=lease_s, release=release_load)
+    keep(controller, load_id, holding)
+    sampler = controller.sampler
+
+    def read() -> Counts:
+        from snapfmt.repository import Repository
+
+        location, number, prefix = source
+        part = Repository.open(location).snapshot(number).part(names.controller_part(prefix))
+        document = controller_part.read_document(part)
+        cut, counts = controller_part.read_controller(part, document, holding.check)
+        load.cut = _with_sampler(cut, sampler, drop=sampler_state == "drop")
+        return counts
+
+    holding.start(read, "snapfmt-load")
+
+
+def _with_sampler(cut: ControllerCut, sampler: Any, *, drop: bool) -> ControllerCut:
+    """The state with a sampler state that this sampler can take.
+
+    Raises:
+        RestoreRefused: If the saved cursor belongs to another sampler.
+    """
+    kind, state, settings = copy_sampler(sampler)
+    if drop or not any(cut.sampler_state.values()):
+        return dataclasses.replace(cut, sampler_state=state)
+    differences = [
+        f"{name}: {saved!r} != {settings.get(name)!r}"
+        for name, saved in cut.sampler_settings.items()
+        if settings.get(name) != saved
+    ]
+    if kind != cut.sampler_class:
+        differences.insert(0, f"{cut.sampler_class} != {kind}")
+    if differences:
+        raise RestoreRefused(
+            f"the saved sampler has a cursor that this sampler cannot continue: "
+            f"{'; '.join(differences)}",
+            hint="start the queue with the saved sampler, or load with sampler_state='drop'",
+        )
+    return cut
+
+
+def poll_load(controller: Any, load_id: str, lease_s: float) -> Status:
+    """Progress of the load; asking renews its hold too.
+
+    Raises:
+        LeaseExpired: If the hold has ended.
+    """
+    status = holding_of(controller, load_id).status(lease_s)
+    if not _gate(controller).renew(load_id, lease_s):
+        raise LeaseExpired("the controller's hold has ended")
+    return status
+
+
+def install(controller: Any, load_id: str, lease_s: float) -> None:
+    """Puts the saved state in place of the empty one; nobody sees it before `finish`."""
+    poll_load(controller, load_id, lease_s)
+    load: _Load = holding_of(controller, load_id).content
+    if load.cut is None:
+        raise RestoreRefused("the state was not read yet")
+    before = copy_controller(controller, None)
+    install_controller(controller, load.cut)
+    load.before = before
+
+
+def finish(controller: Any, load_id: str) -> float:
+    """The restored state counts; requests go on. Returns the seconds they were held.
+
+    Raises:
+        LeaseExpired: If the hold had ended, and with it the restore.
+    """
+    holding = holdings_of(controller).pop(load_id)
+    load: _Load = holding.content
+    gate = _gate(controller)
+    if not holding.end():
+        raise LeaseExpired("the controller's hold has ended; nothing was restored")
+    load.before = None
+    return gate.release(load_id) or 0.0

@@ -1,0 +1,289 @@
+"""What runs inside a storage unit: the cut, the writer of its rows, the loader of its rows."""
+
+import math
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Any
+
+import numpy as np
+
+from snapfmt.adapters.transfer_queue import names
+from snapfmt.adapters.transfer_queue.hold import Gate, install_gate
+from snapfmt.adapters.transfer_queue.jobs import Holding, holding_of, holdings_of, keep
+from snapfmt.adapters.transfer_queue.pins import SpilledValues, spilled_values
+from snapfmt.adapters.transfer_queue.state import Counts, UnitPlan
+from snapfmt.errors import CutInconsistent, FormatError, RestoreRefused
+from snapfmt.format.columns import MISSING, Column
+
+MUTATORS = ("put_data", "clear", "load_checkpoint")
+"""Methods of a unit's storage that change it. Reads pass at any time."""
+_CHUNK_ROWS = 512
+_CHUNK_BYTES = 32 * 1024 * 1024
+_READERS = 2
+_ABSENT = object()
+
+
+@dataclass(frozen=True, slots=True)
+class CutReport:
+    """How a unit was held."""
+
+    held_s: float
+    waited_s: float
+    cells: int
+
+
+@dataclass(slots=True)
+class UnitCut:
+    """References to every value of the unit at the cut."""
+
+    fields: dict[str, dict[int, Any]]
+    spilled: SpilledValues | None
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """What a unit wrote."""
+
+    receipt: str
+    counts: Counts
+
+
+@dataclass(frozen=True, slots=True)
+class LoadRequest:
+    """Which rows of a snapshot a unit loads: those that the queue looks for in it."""
+
+    location: str
+    number: int
+    prefix: str
+    tables: tuple[tuple[str, str], ...]
+    saved_units: int
+    units: int
+
+
+def prepare(unit: Any, timeout_s: float) -> int:
+    """Installs the gate and imports what a save needs, so that no hold waits for it."""
+    import_module("snapfmt.adapters.torch_values")
+    import_module("snapfmt.repository")
+    _gate(unit, timeout_s)
+    spilled_values(unit.storage_data)
+    return len(unit.storage_data._active_keys)
+
+
+def _gate(unit: Any, timeout_s: float = 30.0) -> Gate:
+    return install_gate(unit.storage_data, MUTATORS, timeout_s=timeout_s)
+
+
+def take_cut(unit: Any, cut_id: str, timeout_s: float, lease_s: float) -> CutReport:
+    """Copies references to all values while nothing changes them; O(rows), no bytes."""
+    gate, data = _gate(unit), unit.storage_data
+    waited = gate.hold(cut_id, lease_s=timeout_s, timeout_s=timeout_s)
+    try:
+        fields = {name: values.copy() for name, values in data.field_data.items()}
+        spilled = spilled_values(data)
+        if spilled is not None:
+            spilled.pin()
+    finally:
+        held = gate.release(cut_id)
+    keep(unit, cut_id, Holding(UnitCut(fields, spilled), lease_s=lease_s, release=_release_cut))
+    if held is None:
+        raise CutInconsistent("the unit's hold ended before its cut was taken")
+    return CutReport(held, waited, sum(map(len, fields.values())))
+
+
+def _release_cut(holding: Holding) -> None:
+    if holding.content.spilled is not None:
+        holding.content.spilled.unpin()
+
+
+def longest_wait(unit: Any) -> float:
+    """Longest time that a writer waited at the unit's gate during the last hold."""
+    return _gate(unit).longest_wait
+
+
+def start_write(unit: Any, cut_id: str, ticket: str, plans: list[UnitPlan]) -> None:
+    """Writes the cut's rows in the background; `poll` gives a `Written`."""
+    holding = holding_of(unit, cut_id)
+    holding.start(lambda: _write(holding.content, ticket, plans, holding.check), "snapfmt-write")
+
+
+def _write(cut: UnitCut, ticket: str, plans: list[UnitPlan], check: Callable[[], None]) -> Written:
+    from snapfmt.repository import Repository
+
+    counts = Counts()
+    with Repository.join(ticket) as part:
+        for plan in plans:
+            counts.add(plan.partition_id, plan.fields, plan.produced)
+            if len(plan.indexes) == 0:
+                continue
+            with part.table(f"rows/{plan.table}", schema_id=plan.schema_id) as table:
+                for keys, columns in _chunks(cut, plan):
+                    check()
+                    table.append(keys, columns)
+        return Written(part.seal().model_dump_json(), counts)
+
+
+def _chunks(cut: UnitCut, plan: UnitPlan) -> Iterator[tuple[list[str], dict[str, Any]]]:
+    """Rows with the same produced fields together, so that a segment has all its columns."""
+    import torch
+
+    patterns, kinds = np.unique(plan.produced, axis=0, return_inverse=True)
+    for kind, pattern in enumerate(patterns):
+        fields = [name for name, there in zip(plan.fields, pattern, strict=True) if there]
+        rows = np.flatnonzero(kinds.reshape(-1) == kind)
+        size = 0
+        keys: list[str] = []
+        columns: dict[str, list[Any]] = {name: [] for name in (names.INDEX_COLUMN, *fields)}
+        for row in rows.tolist():
+            index = int(plan.indexes[row])
+            keys.append(names.row_key(plan.keys[row], index))
+            columns[names.INDEX_COLUMN].append(torch.tensor(index))
+            for name in fields:
+                value = cut.fields.get(name, {}).get(index, _ABSENT)
+                if value is _ABSENT:
+                    raise CutInconsistent(
+                        f"row {keys[-1]!r} of {plan.partition_id!r} was produced but is not here",
+                        what=name,
+                        hint="save again",
+                    )
+                if cut.spilled is not None:
+                    value, loaded = cut.spilled.load(value)
+                    size += loaded
+                columns[name].append(value)
+            if len(keys) >= _CHUNK_ROWS or size >= _CHUNK_BYTES:
+                yield keys, columns
+                keys, size = [], 0
+                columns = {name: [] for name in columns}
+        if keys:
+            yield keys, columns
+
+
+def start_load(
+    unit: Any, load_id: str, request: LoadRequest, lease_s: float, position: int
+) -> None:
+    """Loads the unit's rows in the background; `poll` gives the `Counts`.
+
+    Raises:
+        RestoreRefused: If the unit holds rows.
+    """
+    data = unit.storage_data
+    if data._active_keys or any(data.field_data.values()):
+        raise RestoreRefused("a storage unit already holds rows", hint="restore into a fresh queue")
+    holding = Holding(data, lease_s=lease_s, release=_release_load)
+    keep(unit, load_id, holding)
+    holding.start(lambda: _load(data, request, position, holding.check), "snapfmt-load")
+
+
+def accept_load(unit: Any, load_id: str, lease_s: float) -> None:
+    """The rows now belong to the queue; the end of the lease no longer clears them."""
+    holding = holding_of(unit, load_id)
+    holding.status(lease_s)
+    holding.content = _ABSENT
+
+
+def revoke_load(unit: Any, load_id: str) -> None:
+    """Clears what a load put here, accepted or not; no error when it put nothing."""
+    holding = holdings_of(unit).pop(load_id, None)
+    if holding is None:
+        return
+    accepted = holding.content is _ABSENT
+    holding.drop()
+    if accepted:
+        clear_rows(unit.storage_data)
+
+
+def _release_load(holding: Holding) -> None:
+    if holding.content is not _ABSENT:
+        clear_rows(holding.content)
+
+
+def clear_rows(data: Any) -> None:
+    """Removes every row that a load put into a unit."""
+    data.clear(list(data._active_keys.union(*data.field_data.values())))
+    data.field_data.clear()
+
+
+def _load(data: Any, request: LoadRequest, position: int, check: Callable[[], None]) -> Counts:
+    from snapfmt.adapters.torch_values import column_to_values
+    from snapfmt.repository import Repository
+
+    snapshot = Repository.open(request.location).snapshot(request.number)
+    counts = Counts()
+    step = math.gcd(request.saved_units, request.units)
+    # A row of saved unit u has an index of u modulo saved_units, so only these can hold ours.
+    sources = [unit for unit in range(request.saved_units) if unit % step == position % step]
+    with ThreadPoolExecutor(_READERS, thread_name_prefix="snapfmt-read") as pool:
+        for source in sources:
+            part = snapshot.part(names.unit_part(request.prefix, source))
+            for partition, table in request.tables:
+                if f"rows/{table}" not in part.table_names():
+                    continue
+                batches = part.table(f"rows/{table}").segments()
+                tasks = [
+                    (segment, number, chosen)
+                    for segment in batches
+                    for number, chosen in segment.plan(0, segment.rows)
+                ]
+                for columns in _ahead(pool, tasks, position, request.units):
+                    check()
+                    indexes = _indexes(columns.pop(names.INDEX_COLUMN, None), table)
+                    if not len(indexes):
+                        continue
+                    fields = list(columns)
+                    produced = np.ones((len(indexes), len(fields)), np.bool_)
+                    for column, name in enumerate(fields):
+                        values = column_to_values(columns[name])
+                        there = [value is not MISSING for value in values]
+                        produced[:, column] = there
+                        _put(data, name, indexes[there].tolist(), values)
+                    counts.add(partition, fields, produced)
+    return counts
+
+
+def _put(data: Any, name: str, indexes: list[int], values: list[Any]) -> None:
+    kept = [value for value in values if value is not MISSING]
+    if not kept:
+        return
+    try:
+        data.put_data({name: kept}, indexes)
+    except ValueError as error:
+        raise RestoreRefused(
+            f"a storage unit does not take the rows: {error}",
+            hint="give the queue the capacity of the saved one",
+        ) from error
+
+
+def _ahead(
+    pool: ThreadPoolExecutor, tasks: list[Any], position: int, units: int
+) -> Iterator[dict[str, Column]]:
+    """Columns of this unit's rows, batch by batch, read and verified ahead."""
+    flight = [pool.submit(_read, task, position, units) for task in tasks[: 2 * _READERS]]
+    for number in range(len(tasks)):
+        columns = flight.pop(0).result()
+        following = number + 2 * _READERS
+        if following < len(tasks):
+            flight.append(pool.submit(_read, tasks[following], position, units))
+        if columns:
+            yield columns
+
+
+def _read(task: tuple[Any, int, Any], position: int, units: int) -> dict[str, Column]:
+    """This unit's rows of one batch; the other columns are read only if there are any."""
+    segment, number, chosen = task
+    found: dict[str, Column] = segment.read(number, chosen, [names.INDEX_COLUMN])
+    wanted = _indexes(found.get(names.INDEX_COLUMN), "batch") % units == position
+    if not wanted.any():
+        return {}
+    if isinstance(chosen, slice):
+        chosen = chosen if wanted.all() else np.flatnonzero(wanted) + chosen.start
+    else:
+        chosen = chosen[wanted]
+    read: dict[str, Column] = segment.read(number, chosen)
+    return read
+
+
+def _indexes(column: Column | None, what: str) -> Any:
+    if column is None or column.signature.dtype != "int64" or column.present is not None:
+        raise FormatError("rows without a global index", what=what)
+    return column.values.view(np.int64)

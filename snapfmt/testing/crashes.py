@@ -1,0 +1,120 @@
+"""The system calls of a save: recorded, and cut off at any of them.
+
+`SystemCalls` stands between the local backend and the operating system. Once its crash has
+happened every later call fails as well, also those of clean-up code: the process counts as dead.
+"""
+
+import os
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+
+class InjectedCrash(BaseException):
+    """The process is dead; not an Exception, so that no handler takes it for an error."""
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One system call: its name, and the paths it touched."""
+
+    name: str
+    path: str
+    target: str = ""
+
+
+CHANGING = ("open", "write", "fsync", "rename", "link", "mkdir", "unlink", "rmdir")
+"""Calls after which the disk may look different, or may be more durable."""
+
+
+@dataclass(slots=True)
+class SystemCalls:
+    """Records every changing call below a folder; crashes at call number `crash_at`."""
+
+    root: Path
+    crash_at: int | None = None
+    after: bool = False
+    """Crash when the call was done already, instead of before it."""
+    fail: Callable[[Call], OSError | None] | None = None
+    """Gives the error that a call meets, or None."""
+    calls: list[Call] = field(default_factory=list)
+    dead: bool = False
+    _lock: threading.RLock = field(default_factory=threading.RLock)
+    _paths: dict[int, str] = field(default_factory=dict)
+
+    def install(self, patch: pytest.MonkeyPatch) -> "SystemCalls":
+        """Stand in for the functions of `os` until the patch is undone."""
+        real = {name: getattr(os, name) for name in (*CHANGING, "close")}
+
+        def opened(path: Any, flags: int, mode: int = 0o777, *, dir_fd: int | None = None) -> int:
+            if dir_fd is not None:
+                return int(real["open"](path, flags, mode, dir_fd=dir_fd))
+            creates = bool(flags & os.O_CREAT)
+            call = Call("open", str(path)) if creates else None
+            descriptor = int(self._do(call, lambda: real["open"](path, flags, mode)))
+            self._paths[descriptor] = str(path)
+            return descriptor
+
+        def closed(descriptor: int) -> None:
+            self._paths.pop(descriptor, None)
+            real["close"](descriptor)
+
+        def by_descriptor(name: str) -> Callable[..., Any]:
+            def run(descriptor: int, *args: Any) -> Any:
+                call = Call(name, self._paths.get(descriptor, ""))
+                return self._do(call, lambda: real[name](descriptor, *args))
+
+            return run
+
+        def by_path(name: str) -> Callable[..., Any]:
+            def run(path: Any, *args: Any, **kwargs: Any) -> Any:
+                target = str(args[0]) if args and name in ("rename", "link") else ""
+                shown = str(path)
+                if kwargs.get("dir_fd") is not None:
+                    shown = os.path.join(self._paths.get(kwargs["dir_fd"], ""), shown)
+                call = Call(name, shown, target)
+                return self._do(call, lambda: real[name](path, *args, **kwargs))
+
+            return run
+
+        patch.setattr(os, "open", opened)
+        patch.setattr(os, "close", closed)
+        for name in ("write", "fsync"):
+            patch.setattr(os, name, by_descriptor(name))
+        for name in ("rename", "link", "mkdir", "unlink", "rmdir"):
+            patch.setattr(os, name, by_path(name))
+        return self
+
+    def _do(self, call: Call | None, run: Callable[[], Any]) -> Any:
+        if call is None or not self._concerns(call):
+            if self.dead:
+                raise InjectedCrash
+            return run()
+        with self._lock:
+            if self.dead:
+                raise InjectedCrash
+            self.calls.append(call)
+            crash = self.crash_at == len(self.calls)
+            if crash and not self.after:
+                self._die()
+            if self.fail is not None and (error := self.fail(call)) is not None:
+                raise error
+            result = run()
+            if crash:
+                self._die()
+            return result
+
+    def _concerns(self, call: Call) -> bool:
+        return call.path.startswith(str(self.root))
+
+    def _die(self) -> None:
+        self.dead = True
+        raise InjectedCrash
+
+    def names(self) -> list[str]:
+        """Names of the calls, in order."""
+        return [call.name for call in self.calls]

@@ -1,0 +1,104 @@
+"""Small repositories with something of everything, and all that can be read from one."""
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from snapfmt.format.columns import MISSING
+from snapfmt.format.tagged import encode
+from snapfmt.reading.snapshot import Snapshot
+from snapfmt.reading.table import TableReader
+from snapfmt.repository import Repository
+from snapfmt.testing.equality import array_bits
+from snapfmt_schemas.fingerprint import Fingerprint
+from snapfmt_schemas.manifest import Manifest, TrainerAnchor
+
+RECIPE = Fingerprint.of("recipe", {"model": "m", "steps": [1, 2]})
+
+
+def save(
+    repository: Repository, *, value: int = 0, rows: int = 3, base: int | None = None
+) -> Manifest:
+    """One snapshot with two parts: entries, records, a table with columns of every kind.
+
+    `value` makes its bytes differ from those of another.
+    """
+    with repository.begin(base=base) as attempt:
+        agent = attempt.part("gym/agent/a")
+        agent.stage("notes.txt", f"note {value}".encode())
+        agent.stage("empty", b"")
+        agent.records(
+            "continuations.jsonl",
+            [json.dumps({"capture_key": f"r{i}", "value": value}).encode() for i in range(rows)],
+            key="capture_key",
+        )
+        rl = attempt.part("rl/tq/train")
+        with rl.table("rows/train") as table:
+            table.append([f"k{i}" for i in range(rows)], columns(rows, value))
+        receipts = [agent.seal(), rl.seal()]
+        return attempt.publish(
+            receipts,
+            fingerprints=[RECIPE],
+            anchor=TrainerAnchor(train_step=value, trainer_version=1, epoch=0),
+            user_metadata={"value": value},
+        )
+
+
+def columns(rows: int, value: int = 0) -> dict[str, list[Any]]:
+    """Columns of every kind that needs no torch."""
+    return {
+        "ids": [np.arange(i + 1, dtype=np.int64) + value for i in range(rows)],
+        "reward": [np.array(i / 3, np.float32) for i in range(rows)],
+        "image": [np.full((2, i + 1), value, np.uint8) for i in range(rows)],
+        "text": [f"text {value} {i}" for i in range(rows)],
+        "blob": [bytes([i]) * i for i in range(rows)],
+        "state": [{"turn": i, "seen": (value, None)} for i in range(rows)],
+        "rare": [MISSING if i % 2 else float(value) for i in range(rows)],
+    }
+
+
+def save_table(
+    location: Path, keys: Sequence[str], values: Mapping[str, Sequence[Any]]
+) -> TableReader:
+    """A table of one append, written and opened again."""
+    repository = Repository.open(location, create=True)
+    with repository.begin() as attempt:
+        part = attempt.part("p")
+        with part.table("t") as table:
+            table.append(keys, values)
+        attempt.publish([part.seal()])
+    return Repository.open(location).snapshot().table("t")
+
+
+def everything(repository: Repository) -> dict[str, Any]:
+    """All data of all snapshots, in a form that `==` compares exactly."""
+    return {
+        f"{number}/{name}": data
+        for number in repository.numbers()
+        for name, data in contents(repository.snapshot(number)).items()
+    }
+
+
+def contents(snapshot: Snapshot) -> dict[str, Any]:
+    """All data of one snapshot, in a form that `==` compares exactly."""
+    found: dict[str, Any] = {"manifest": snapshot.manifest.model_dump_json()}
+    for part in snapshot.parts():
+        for entry in part.entries():
+            found[f"{part.name}/{entry.path}"] = part.read(entry.path)
+    for name in snapshot.table_names():
+        for batch in snapshot.table(name).batches():
+            for row, key in enumerate(batch.keys):
+                found[f"{name}[{key}]"] = {
+                    column: plain(values.value(row)) for column, values in batch.columns.items()
+                }
+    return found
+
+
+def plain(value: Any) -> Any:
+    """A cell's value in a form that `==` compares exactly."""
+    if isinstance(value, np.ndarray):
+        return array_bits(value)
+    return "MISSING" if value is MISSING else encode(value)

@@ -1,0 +1,237 @@
+"""torch tensors in cells: every dtype, every bit pattern, every way to lie in memory."""
+
+import copy
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from snapfmt import MISSING, Repository
+from snapfmt.errors import UnsupportedValue
+from snapfmt.format.dtypes import LOGICAL
+from snapfmt.reading.table import TableReader
+from snapfmt.testing.equality import same, tensor_bits
+
+torch = pytest.importorskip("torch")
+Stored = Callable[[Mapping[str, Sequence[Any]]], TableReader]
+
+DTYPES = [getattr(torch, name) for name in LOGICAL]
+FLOATS = [dtype for dtype in DTYPES if dtype.is_floating_point]
+BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+def assert_kept(stored: Stored, rows: Sequence[Any]) -> None:
+    """The rows come back with their dtypes, shapes and bits, each by its key as well."""
+    rows = list(rows)
+    reader = stored({"x": rows})
+    keys, columns = reader.to_torch()
+    back = dict(zip(keys, columns["x"], strict=True))
+    assert len(back) == len(rows)
+    for number, row in enumerate(rows):
+        assert same(back[f"k{number}"], row), number
+    last = len(rows) - 1
+    assert same(reader.row_torch(f"k{last}")["x"], rows[last])
+
+
+def patterns(dtype: Any) -> Any:
+    """A tensor with interesting bit patterns of a dtype; all of them for one or two bytes."""
+    size = dtype.itemsize
+    if dtype is torch.bool:
+        return torch.tensor([True, False])
+    if size <= 2:
+        every = np.arange(2 ** (8 * size), dtype=np.uint64).astype(f"u{size}")
+        return torch.from_numpy(every.view(f"i{size}" if size > 1 else "u1")).view(dtype)
+    top = 1 << (8 * size - 1)
+    mantissa = {4: 23, 8: 52}[size]
+    exponent = (top - 1) >> mantissa << mantissa
+    raw = [0, 1, top, top - 1, top + 1, exponent, exponent | top, exponent | 1]
+    raw += [exponent | (1 << (mantissa - 1)), exponent | 0x1234, exponent | top | 0x5678]
+    raw += [(1 << mantissa) - 1, 1 << mantissa, 2 * top - 1]
+    raw += np.random.default_rng(0).integers(0, 2 * top, 100, np.uint64).tolist()
+    return torch.from_numpy(np.array(raw, f"u{size}").view(f"i{size}")).view(dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_every_bit_pattern_of_every_dtype(stored: Stored, dtype: Any) -> None:
+    whole = patterns(dtype)
+    assert_kept(stored, [whole, whole[:1], whole[1:], whole[:0]])
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_every_bit_pattern_as_a_scalar(stored: Stored, dtype: Any) -> None:
+    whole = patterns(dtype)
+    assert_kept(stored, list(whole[:300].unbind()))
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_every_number_of_axes(stored: Stored, dtype: Any) -> None:
+    whole = patterns(torch.bool if dtype is torch.bool else dtype)
+    flat = torch.cat([whole.view(BITS[dtype.itemsize])] * 24)[:24].view(dtype)
+    for shape in [(24,), (2, 12), (2, 3, 4), (1, 24, 1), (2, 3, 2, 2), (1, 2, 3, 2, 2, 1)]:
+        assert_kept(stored, [flat.reshape(shape), flat.reshape(shape)[:1]])
+
+
+def test_empty_shapes_keep_every_size(stored: Stored) -> None:
+    shapes = [(0, 3), (3, 0), (0, 0), (2, 3)]
+    assert_kept(stored, [torch.empty(shape) for shape in shapes])
+    assert_kept(stored, [torch.empty((2, 0, 5)), torch.empty((0, 7, 0))])
+    assert_kept(stored, [torch.empty(0, dtype=torch.bfloat16)] * 3)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_views_that_are_not_dense(stored: Stored, dtype: Any) -> None:
+    flat = torch.cat([patterns(dtype).view(BITS[dtype.itemsize])] * 40)[:40].view(dtype)
+    grid = flat.reshape(5, 8)
+    assert_kept(stored, [flat[::2], flat[1::3]])
+    assert_kept(stored, [grid.t(), grid[:, ::2], grid[::2]])
+    assert_kept(stored, [grid[:, 3], grid[2]])
+    assert_kept(stored, [flat[:1].expand(7), flat[3:4].expand(2)])
+    assert_kept(stored, [grid.permute(1, 0).unsqueeze(0)])
+    assert_kept(stored, [grid.select(0, 1).select(0, 2), flat[5]])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64], ids=str)
+@pytest.mark.parametrize("ndim", [0, 1, 2])
+def test_tensors_that_require_a_gradient(stored: Stored, dtype: Any, ndim: int) -> None:
+    leaf = torch.arange(4, dtype=dtype).reshape([4, 1, 1][: max(ndim, 1)])
+    leaf = (leaf[0] if ndim == 0 else leaf).clone().requires_grad_()
+    assert_kept(stored, [leaf, leaf * 2])
+
+
+def test_a_gradient_beside_a_plain_tensor(stored: Stored) -> None:
+    assert_kept(stored, [torch.ones(2).requires_grad_(), torch.zeros(3), torch.ones(1)])
+
+
+def test_lazy_negation_is_carried_out(stored: Stored) -> None:
+    lazy = torch.tensor([1 + 2j, -3j]).conj().imag
+    assert lazy.is_neg()
+    (back,) = stored({"x": [lazy]}).to_torch()[1]["x"]
+    assert back.tolist() == [-2.0, 3.0]
+    assert not back.is_neg()
+    assert_kept(stored, [lazy, torch.tensor([4.0])])
+    assert_kept(stored, list(lazy))
+
+
+@pytest.mark.parametrize("k", [16, 1000])
+def test_rows_that_are_views_of_a_batch_cost_their_own_bytes(stored: Stored, k: int) -> None:
+    rows = 64
+    generator = torch.Generator().manual_seed(0)
+    batch = torch.randint(2**40, 2**62, (rows, k), generator=generator)
+    reader = stored({"x": list(batch.unbind())})
+    logical = rows * k * 8
+    assert reader.logical_bytes == logical
+    # Offsets and keys of the rows, message heads; far from rows * logical.
+    assert logical <= reader.stored_bytes <= logical + rows * 64 + 4096
+    assert same(torch.stack(reader.to_torch()[1]["x"]), batch)
+
+
+def test_what_is_read_has_storage_of_its_own(stored: Stored) -> None:
+    first, second = stored({"x": [torch.zeros(4), torch.ones(4)]}).to_torch()[1]["x"]
+    first += 5
+    assert second.tolist() == [1.0] * 4
+    assert first.untyped_storage().nbytes() == 16
+
+
+@pytest.mark.filterwarnings("ignore:.*:UserWarning")
+@pytest.mark.parametrize("layout", [torch.jagged, torch.strided], ids=str)
+def test_nested_tensors_are_stored_row_by_row(stored: Stored, layout: Any) -> None:
+    rows = [torch.arange(n, dtype=torch.int64) for n in (3, 0, 5)]
+    nested = torch.nested.nested_tensor(rows, layout=layout)
+    assert_kept(stored, nested.unbind())
+    with pytest.raises(UnsupportedValue, match="nested"):
+        stored({"x": [nested]})
+
+
+def test_a_whole_batch_may_be_given_as_a_column(stored: Stored) -> None:
+    batch = torch.arange(12).reshape(4, 3)
+    assert same(torch.stack(stored({"x": batch}).to_torch()[1]["x"]), batch)
+
+
+REFUSED = {
+    "complex": lambda: torch.zeros(2, dtype=torch.complex64),
+    "quantized": lambda: torch.quantize_per_tensor(torch.ones(2), 0.1, 0, torch.quint8),
+    "sparse": lambda: torch.eye(3).to_sparse(),
+    "csr": lambda: torch.eye(3).to_sparse_csr(),
+    "meta": lambda: torch.empty(2, device="meta"),
+    "nested": lambda: torch.nested.nested_tensor([torch.ones(2), torch.ones(1)]),
+}
+
+
+@pytest.mark.filterwarnings("ignore:.*:UserWarning")
+@pytest.mark.parametrize("kind", REFUSED)
+@pytest.mark.parametrize("alone", [True, False])
+def test_a_tensor_without_an_exact_form_is_refused_by_row_and_field(
+    repository: Repository, kind: str, alone: bool
+) -> None:
+    bad = REFUSED[kind]()
+    part = repository.begin().part("p")
+    table = part.table("rows/t")
+    rest = [bad, bad] if alone else [torch.ones(3), torch.ones(3)]
+    with pytest.raises(UnsupportedValue) as caught:
+        table.append(["good", "first", "second"], {"a": [1, 2, 3], "x": [rest[0], bad, rest[1]]})
+    named = "good" if alone else "first"
+    assert f"row '{named}'" in str(caught.value)
+    assert "field 'x'" in str(caught.value)
+    assert "rows/t" in str(caught.value)
+    # Nothing of that call was added, and the same keys can be used again.
+    assert table.rows == 0
+    table.append(["good"], {"a": [1]})
+    assert part.seal().tables[0].rows == 1
+
+
+def test_what_a_caller_changes_after_append_is_not_changed_in_the_store(
+    tmp_path: Path,
+) -> None:
+    repository = Repository.create(tmp_path)
+    attempt = repository.begin()
+    part = attempt.part("p")
+    held = {
+        "one": torch.arange(5, dtype=torch.float32),
+        "scalar": torch.tensor(3),
+        "grid": torch.ones(2, 3, dtype=torch.bfloat16),
+        "array": np.arange(4),
+        "frozen": np.float32([[1, 2]]),
+        "value": {"list": [1, 2], "inner": {"x": 1}},
+        "blob": bytearray(b"abc"),
+    }
+    before = {
+        name: value.clone() if isinstance(value, torch.Tensor) else copy.deepcopy(value)
+        for name, value in held.items()
+    }
+    table = part.table("t")
+    table.append(["a"], {name: [value] for name, value in held.items()})
+    table.append(["b"], {name: [MISSING] for name in held})
+    for name in ("one", "scalar", "grid"):
+        held[name].fill_(9)
+    held["array"][:] = 9
+    held["frozen"][:] = 9
+    held["value"]["list"].append(3)
+    held["value"]["inner"]["x"] = 2
+    held["blob"][0] = 0
+    attempt.publish([part.seal()])
+    back = repository.snapshot().table("t").row_torch("a")
+    for name, value in before.items():
+        assert same(back[name], value), name
+
+
+def test_dtypes_and_kinds_of_one_column_may_differ_by_row(stored: Stored) -> None:
+    rows = [
+        torch.ones(2),
+        torch.ones(2, dtype=torch.bfloat16),
+        np.ones(2, np.float32),
+        torch.ones(2, 2),
+        "text",
+        MISSING,
+        torch.tensor(1),
+        1,
+        None,
+    ]
+    assert_kept(stored, rows + rows)
+
+
+def test_equal_bits_of_other_dtypes_are_told_apart() -> None:
+    assert tensor_bits(torch.zeros(1, dtype=torch.int16)) != tensor_bits(
+        torch.zeros(1, dtype=torch.float16)
+    )

@@ -1,0 +1,289 @@
+"""Parts while they are written: entries, records, seal, and what is refused."""
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from snapfmt import Repository
+from snapfmt.errors import (
+    AttemptClosed,
+    DeadlineExceeded,
+    FormatError,
+    InputError,
+    InvalidRecord,
+    LeaseExpired,
+    NoMatch,
+)
+from snapfmt.format import jsonl
+from snapfmt.format import pack as pack_format
+from snapfmt.limits import Limits
+from snapfmt_schemas._base import Record
+
+BAD_PATHS = ["../x", "/etc/passwd", "a/../b", "a//b", "./a", "a/.", "", ".", "a/", "a b", "a\\b"]
+BAD_PATHS += ["a\0b", "é", "x" * 1025, "-" + "a", "x" * 300 + "/../y", "a\n"]
+
+
+class Note(Record):
+    key: str
+    value: int
+
+
+def test_entries_come_back_with_type_size_and_order(repository: Repository) -> None:
+    attempt = repository.begin()
+    part = attempt.part("gym/agent/a")
+    staged: dict[str, tuple[Any, bytes, str]] = {
+        "a.txt": (b"hello", b"hello", "text/plain"),
+        "empty": (b"", b"", "application/octet-stream"),
+        "pieces": ([b"ab", bytearray(b"cd"), memoryview(b"ef")], b"abcdef", "x/y"),
+        "none": ([], b"", "x/y"),
+        "view": (memoryview(np.arange(6, dtype=np.uint8))[::2], bytes([0, 2, 4]), "x/y"),
+        "deep/er/path.bin": (bytes(range(256)) * 500, bytes(range(256)) * 500, "x/y"),
+    }
+    for path, (data, _, media_type) in staged.items():
+        part.stage(path, data, media_type=media_type)
+    part.json("doc.json", {"b": 1, "a": [None, "é"]})
+    receipt = part.seal()
+    attempt.publish([receipt])
+    back = repository.snapshot().part("gym/agent/a")
+    assert [entry.path for entry in back.entries()] == [*staged, "doc.json"]
+    for path, (_, data, media_type) in staged.items():
+        assert back.read(path) == data
+        assert back.entry(path).location.size == len(data)
+        assert back.entry(path).media_type == media_type
+    assert json.loads(back.read("doc.json")) == {"b": 1, "a": [None, "é"]}
+    assert receipt.entries == len(staged) + 1
+    with pytest.raises(NoMatch):
+        back.read("a")
+
+
+def test_bytes_are_taken_when_stage_returns(repository: Repository) -> None:
+    attempt = repository.begin()
+    part = attempt.part("p")
+    data = bytearray(b"before")
+    part.stage("x", data)
+    data[:] = b"after!"
+    attempt.publish([part.seal()])
+    assert repository.snapshot().part("p").read("x") == b"before"
+
+
+@pytest.mark.parametrize("path", BAD_PATHS, ids=lambda path: repr(path)[:20])
+def test_a_path_must_be_relative_and_normalised(repository: Repository, path: str) -> None:
+    part = repository.begin().part("p")
+    for call in (
+        lambda: part.stage(path, b""),
+        lambda: part.json(path, {}),
+        lambda: part.records(path, []),
+    ):
+        with pytest.raises(InputError):
+            call()
+    part.stage("fine", b"x")
+    assert part.seal().entries == 1
+
+
+@pytest.mark.parametrize("name", [path for path in BAD_PATHS if path != "x" * 1025])
+def test_a_part_needs_a_relative_and_normalised_name(repository: Repository, name: str) -> None:
+    with pytest.raises(InputError):
+        repository.begin().part(name)
+
+
+def test_a_path_is_taken_without_regard_to_case(repository: Repository) -> None:
+    part = repository.begin().part("p")
+    part.stage("Notes", b"1")
+    part.records("lines", [])
+    for path in ("Notes", "notes", "NOTES", "lines.index", "LINES"):
+        with pytest.raises(InputError, match="already"):
+            part.stage(path, b"2")
+
+
+@pytest.mark.parametrize("data", [["text"], [5], [None], [1.5], [[1]]])
+def test_only_bytes_are_staged(repository: Repository, data: Any) -> None:
+    part = repository.begin().part("p")
+    with pytest.raises(InputError, match="bytes expected"):
+        part.stage("x", data)
+
+
+@pytest.mark.parametrize("value", [{1, 2}, float("nan"), object(), b"", [float("inf")]])
+def test_only_strict_json_is_a_document(repository: Repository, value: Any) -> None:
+    part = repository.begin().part("p")
+    with pytest.raises(InputError):
+        part.json("x", value)
+    part.json("x", [1])
+
+
+def test_records_by_line_by_key_and_as_bytes(repository: Repository) -> None:
+    attempt = repository.begin()
+    part = attempt.part("p")
+    notes = [Note(key=f"k{i}", value=i) for i in range(20_000)]
+    raw = [b'{"z": 1,  "a" : 2}', b"{}", '{"é": "ü"}'.encode()]
+    assert part.records("notes.jsonl", notes, key="key") == 20_000
+    assert part.records("raw.jsonl", raw) == 3
+    assert part.records("none.jsonl", []) == 0
+    receipt = part.seal()
+    assert receipt.records == 20_003
+    attempt.publish([receipt])
+    back = repository.snapshot().part("p")
+    assert list(back.records("notes.jsonl", Note)) == notes
+    for number in (0, 1, 9_999, 19_999):
+        assert back.record("notes.jsonl", f"k{number}", Note) == notes[number]
+    assert list(back.lines("raw.jsonl")) == raw
+    assert back.read("raw.jsonl") == b"".join(line + b"\n" for line in raw)
+    assert list(back.lines("none.jsonl")) == []
+    assert back.read("none.jsonl") == b""
+    assert len({place.frame_offset for place in back.line_places(back.entry("notes.jsonl"))}) > 1
+    with pytest.raises(NoMatch):
+        back.record("notes.jsonl", "nobody", Note)
+    with pytest.raises(NoMatch):
+        back.record("none.jsonl", "0", Note)
+    with pytest.raises(FormatError):
+        list(back.lines("notes.jsonl.index"))
+    assert repository.verify().findings == []
+
+
+def test_a_record_that_breaks_its_schema_is_named(repository: Repository) -> None:
+    attempt = repository.begin()
+    part = attempt.part("p")
+    part.records("x", [b'{"key": "a", "value": 1}', b'{"key": "b", "value": "one"}'], key="key")
+    attempt.publish([part.seal()])
+    back = repository.snapshot().part("p")
+    assert back.record("x", "a", Note) == Note(key="a", value=1)
+    with pytest.raises(FormatError, match=r"x\[b\]"):
+        back.record("x", "b", Note)
+    with pytest.raises(FormatError, match=r"x:1"):
+        list(back.records("x", Note))
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        b"",
+        b"{",
+        b"[]",
+        b'"text"',
+        b"1",
+        b"\xff\xfe",
+        '{"k": "a"}'.encode("utf-16"),
+        b'{"k": "a"}\n{"k": "b"}',
+        b'{"k":\r"a"}',
+        b'{"x": 1}',
+        b'{"k": 5}',
+        b'{"k": ""}',
+        b'{"k": "\\ud800"}',
+        b'{"k": ' + b"[" * 100_000,
+    ],
+    ids=lambda line: repr(line)[:24],
+)
+def test_a_line_must_be_a_json_object_with_its_key(repository: Repository, line: bytes) -> None:
+    part = repository.begin().part("p")
+    with pytest.raises(InvalidRecord):
+        part.records("x", [b'{"k": "fine"}', line], key="k")
+    assert part.records("x", [b'{"k": "fine"}'], key="k") == 1
+    assert part.seal().records == 1
+
+
+def test_a_key_comes_once(repository: Repository) -> None:
+    part = repository.begin().part("p")
+    with pytest.raises(InvalidRecord, match="repeats"):
+        part.records("x", [b'{"k": "a"}', b'{"k": "b"}', b'{"k": "a"}'], key="k")
+
+
+def test_a_line_that_no_reader_takes_is_refused() -> None:
+    encoder = jsonl.LinesEncoder(Limits(record_line=jsonl.FRAME_TARGET + 100))
+    encoder.add("0", b"x" * 100)
+    with pytest.raises(InvalidRecord, match="too long"):
+        encoder.add("1", b"x" * 101)
+
+
+def test_a_sealed_part_is_closed(repository: Repository) -> None:
+    part = repository.begin().part("p")
+    part.stage("x", b"")
+    part.seal()
+    for call in (
+        lambda: part.stage("y", b""),
+        lambda: part.records("y", []),
+        lambda: part.table("y"),
+        part.seal,
+    ):
+        with pytest.raises(AttemptClosed):
+            call()
+    part.abandon()
+
+
+def test_an_abandoned_part_writes_nothing(repository: Repository, tmp_path: Path) -> None:
+    with repository.begin() as attempt:
+        with attempt.part("p") as part:
+            part.stage("x", b"data" * 1000)
+        with pytest.raises(AttemptClosed):
+            part.seal()
+        assert not list((tmp_path / "run" / "objects").rglob("*"))
+    assert not list((tmp_path / "run" / "attempts").rglob("*"))
+
+
+def test_an_empty_part_is_a_part(repository: Repository) -> None:
+    attempt = repository.begin()
+    attempt.publish([attempt.part("p").seal()])
+    back = repository.snapshot().part("p")
+    assert back.entries() == []
+    assert back.table_names() == []
+
+
+def test_a_part_after_its_deadline(repository: Repository) -> None:
+    attempt = repository.begin(lease_seconds=0.2)
+    part = attempt.part("p")
+    part.stage("x", b"")
+    time.sleep(0.25)
+    with pytest.raises(DeadlineExceeded):
+        part.seal()
+    with pytest.raises(DeadlineExceeded):
+        attempt.part("q")
+
+
+def test_a_part_of_an_abandoned_attempt(repository: Repository) -> None:
+    attempt = repository.begin()
+    part, other = attempt.part("p"), attempt.part("q")
+    part.stage("x", b"data")
+    attempt.abandon()
+    with pytest.raises(LeaseExpired):
+        part.seal()
+    with pytest.raises(LeaseExpired):
+        other.stage("x", b"data")
+    with pytest.raises(AttemptClosed):
+        attempt.part("r")
+
+
+def test_entries_of_several_packs(repository: Repository, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pack_format, "TARGET_SIZE", 5000)
+    attempt = repository.begin()
+    part = attempt.part("p")
+    data = {f"e{i}": np.random.default_rng(i).bytes(i * 137) for i in range(60)}
+    for path, value in data.items():
+        part.stage(path, value)
+    receipt = part.seal()
+    attempt.publish([receipt])
+    back = repository.snapshot().part("p")
+    assert len({entry.location.pack for entry in back.entries()}) > 10
+    assert {path: back.read(path) for path in data} == data
+    assert all(entry.location.offset % pack_format.ALIGNMENT == 0 for entry in back.entries())
+    objects = [
+        path for path in (Path(repository.location) / "objects").rglob("*") if path.is_file()
+    ]
+    assert receipt.new_objects == len(objects)
+    assert receipt.stored_bytes == sum(path.stat().st_size for path in objects)
+    assert repository.verify().findings == []
+
+
+def test_objects_are_named_by_their_bytes(repository: Repository) -> None:
+    import hashlib
+
+    attempt = repository.begin()
+    part = attempt.part("p")
+    part.stage("x", b"data")
+    attempt.publish([part.seal()])
+    found = [path for path in (Path(repository.location) / "objects").rglob("*") if path.is_file()]
+    assert len(found) == 2
+    for path in found:
+        assert hashlib.sha256(path.read_bytes()).hexdigest() == path.name
+        assert path.parent.name == path.name[:2]
