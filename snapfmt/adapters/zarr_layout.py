@@ -72,11 +72,6 @@ class Layout(NamedTuple):
         """Bytes of a chunk before compression; one at the array's edge is padded to it."""
         return math.prod(self.chunk) * self.stored.itemsize
 
-    @property
-    def shard_count(self) -> int:
-        """How many shards there are; none if the array has no elements."""
-        return math.prod(-(-n // step) for n, step in zip(self.shape, self.shard, strict=True))
-
     def shards(self) -> Iterator[tuple[str, Origin]]:
         """Key and first element of every shard."""
         sides = (range(0, n, step) for n, step in zip(self.shape, self.shard, strict=True))
@@ -257,10 +252,10 @@ def shard_pieces(
 
 
 def places(layout: Layout, start: Origin, shard: memoryview, *, what: str) -> list[Place]:
-    """Where the chunks of a shard lie.
+    """Where the chunks of a shard lie, without their checksums, which are checked here.
 
     Raises:
-        CorruptObject: If the index is damaged, or a chunk is missing or leaves the shard.
+        CorruptObject: If the index or a chunk is damaged, is missing or leaves the shard.
     """
     count = math.prod(n // step for n, step in zip(layout.shard, layout.chunk, strict=True))
     end = len(shard) - 16 * count - 4
@@ -275,7 +270,7 @@ def places(layout: Layout, start: Origin, shard: memoryview, *, what: str) -> li
             raise CorruptObject(f"the chunk at {origin} is missing", what=what)
         if offset + size > end:
             raise CorruptObject(f"the chunk at {origin} leaves its shard", what=what)
-        found.append(Place(origin, offset, size))
+        found.append(Place(origin, offset, len(_checked(shard[offset : offset + size], what))))
     return found
 
 
@@ -285,10 +280,10 @@ def decode_chunk(
     """The elements of a chunk that are inside the array.
 
     Raises:
-        CorruptObject: If its bytes are damaged.
+        CorruptObject: If its bytes are not those of a chunk.
         LimitExceeded: If it decompresses to more than a limit allows.
     """
-    data: zframes.Buffer = _checked(shard[place.offset : place.offset + place.size], what)
+    data: zframes.Buffer = shard[place.offset : place.offset + place.size]
     if layout.compression:
         data = zframes.decompress(data, content_size=layout.chunk_size, what=what, limits=limits)
     elif len(data) != layout.chunk_size:

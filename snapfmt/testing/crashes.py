@@ -8,6 +8,7 @@ import os
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -37,8 +38,8 @@ class SystemCalls:
 
     root: Path
     crash_at: int | None = None
-    after: bool = False
-    """Crash when the call was done already, instead of before it."""
+    torn: bool = False
+    """A write that is cut off leaves half of its bytes."""
     fail: Callable[[Call], OSError | None] | None = None
     """Gives the error that a call meets, or None."""
     calls: list[Call] = field(default_factory=list)
@@ -51,12 +52,12 @@ class SystemCalls:
         real = {name: getattr(os, name) for name in (*CHANGING, "close")}
 
         def opened(path: Any, flags: int, mode: int = 0o777, *, dir_fd: int | None = None) -> int:
-            if dir_fd is not None:
-                return int(real["open"](path, flags, mode, dir_fd=dir_fd))
-            creates = bool(flags & os.O_CREAT)
-            call = Call("open", str(path)) if creates else None
-            descriptor = int(self._do(call, lambda: real["open"](path, flags, mode)))
-            self._paths[descriptor] = str(path)
+            shown = self._shown(path, dir_fd)
+            # Only what makes a file changes the disk.
+            call = Call("open", shown) if flags & os.O_CREAT else None
+            run = partial(real["open"], path, flags, mode, dir_fd=dir_fd)
+            descriptor = int(self._do(call, run))
+            self._paths[descriptor] = shown
             return descriptor
 
         def closed(descriptor: int) -> None:
@@ -66,18 +67,17 @@ class SystemCalls:
         def by_descriptor(name: str) -> Callable[..., Any]:
             def run(descriptor: int, *args: Any) -> Any:
                 call = Call(name, self._paths.get(descriptor, ""))
-                return self._do(call, lambda: real[name](descriptor, *args))
+                if self.torn and name == "write" and self.crash_at == len(self.calls) + 1:
+                    real[name](descriptor, args[0][: len(args[0]) // 2])
+                return self._do(call, partial(real[name], descriptor, *args))
 
             return run
 
         def by_path(name: str) -> Callable[..., Any]:
             def run(path: Any, *args: Any, **kwargs: Any) -> Any:
                 target = str(args[0]) if args and name in ("rename", "link") else ""
-                shown = str(path)
-                if kwargs.get("dir_fd") is not None:
-                    shown = os.path.join(self._paths.get(kwargs["dir_fd"], ""), shown)
-                call = Call(name, shown, target)
-                return self._do(call, lambda: real[name](path, *args, **kwargs))
+                call = Call(name, self._shown(path, kwargs.get("dir_fd")), target)
+                return self._do(call, partial(real[name], path, *args, **kwargs))
 
             return run
 
@@ -89,6 +89,10 @@ class SystemCalls:
             patch.setattr(os, name, by_path(name))
         return self
 
+    def _shown(self, path: Any, dir_fd: int | None) -> str:
+        folder = "" if dir_fd is None else self._paths.get(dir_fd, "")
+        return os.path.join(folder, os.fspath(path))
+
     def _do(self, call: Call | None, run: Callable[[], Any]) -> Any:
         if call is None or not self._concerns(call):
             if self.dead:
@@ -98,22 +102,15 @@ class SystemCalls:
             if self.dead:
                 raise InjectedCrash
             self.calls.append(call)
-            crash = self.crash_at == len(self.calls)
-            if crash and not self.after:
-                self._die()
+            if self.crash_at == len(self.calls):
+                self.dead = True
+                raise InjectedCrash
             if self.fail is not None and (error := self.fail(call)) is not None:
                 raise error
-            result = run()
-            if crash:
-                self._die()
-            return result
+            return run()
 
     def _concerns(self, call: Call) -> bool:
         return call.path.startswith(str(self.root))
-
-    def _die(self) -> None:
-        self.dead = True
-        raise InjectedCrash
 
     def names(self) -> list[str]:
         """Names of the calls, in order."""

@@ -5,6 +5,7 @@ they are durable, and it appears in one exclusive step. An outcome that cannot b
 raised as such, and nothing is deleted after it.
 """
 
+import contextlib
 import secrets
 import time
 from collections.abc import Mapping, Sequence
@@ -195,8 +196,16 @@ class Attempt:
                     hint="open the repository again later; nothing was deleted",
                 ) from error
             raise
+        if self._read_back(manifest, None) != "ours":
+            # A link in the way, or a folder that another mount hides: readers would not find it.
+            self._closed = True
+            raise CommitOutcomeUnknown(
+                "the publication succeeded, but reading it back did not",
+                what=layout.snapshot_name(self.number),
+                hint="look whether a link or a mount stands inside the repository",
+            )
 
-    def _read_back(self, manifest: Manifest, error: SnapfmtError) -> str:
+    def _read_back(self, manifest: Manifest, error: SnapfmtError | None) -> str:
         """Whose manifest lies at the final name: `ours`, `theirs`, `none` or `unknown`."""
         key = layout.manifest_key(self.number)
         try:
@@ -250,8 +259,10 @@ class Attempt:
 
     def _close(self) -> None:
         self._closed = True
-        self._store.drop_workspace(layout.workspace_key(self.id))
-        self._store.delete(layout.lease_key(self.id))
+        # It is published: what stays behind is the next clean-up's, and no failure of this save.
+        with contextlib.suppress(SnapfmtError):
+            self._store.drop_workspace(layout.workspace_key(self.id))
+            self._store.delete(layout.lease_key(self.id))
 
     def _check_open(self) -> None:
         if self._closed:

@@ -216,7 +216,7 @@ class PackWriter:
             except BaseException as error:  # noqa: BLE001 - handed to the caller's thread
                 self._failure = self._failure or error
                 # The first error counts; a thread that dies here would leave the caller waiting.
-                with contextlib.suppress(OSError):
+                with contextlib.suppress(BaseException):
                     target.sink.discard()
             finally:
                 if data is not None:

@@ -10,7 +10,7 @@ import pytest
 
 from snapfmt import MISSING, Repository
 from snapfmt.adapters.transfer_queue import controller as at_controller
-from snapfmt.adapters.transfer_queue import jobs, load, save, unit
+from snapfmt.adapters.transfer_queue import jobs, load, save, saving, unit
 from snapfmt.adapters.transfer_queue.cluster import run
 from snapfmt.errors import AttemptError, CutInconsistent, DeadlineExceeded, NotPublished
 
@@ -68,8 +68,20 @@ def start_writer(seconds: float, number: int) -> Any:
     return ray.remote(num_cpus=0)(write).remote()
 
 
-def test_a_cut_is_consistent_while_other_processes_write(lab: Any, tmp_path: Path) -> None:
+def test_a_cut_is_consistent_while_other_processes_write(
+    lab: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     import ray
+
+    real = saving.run
+
+    def slow_units(calls: Any, **options: Any) -> Any:
+        # Without the hold, rows would be cleared between the two halves of the cut.
+        if calls[-1].function is unit.take_cut:
+            first = real(calls[:1], **options)
+            time.sleep(0.15)
+            return first + real(calls[1:], **options)
+        return real(calls, **options)
 
     ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])
     lab.start(2)
@@ -81,7 +93,9 @@ def test_a_cut_is_consistent_while_other_processes_write(lab: Any, tmp_path: Pat
     reports = []
     while ray.wait(writers, num_returns=2, timeout=0)[1]:
         reports.append(save(tmp_path / "run"))
+        monkeypatch.setattr(saving, "run", slow_units if len(reports) % 2 else real)
     ray.get(writers)
+    assert max(report.longest_wait_s for report in reports) > 0.1, "writers met the hold"
     assert len(reports) >= 5
     seen = set()
     for report in reports:

@@ -1,5 +1,6 @@
 """Parts while they are written: entries, records, seal, and what is refused."""
 
+import hashlib
 import json
 import time
 from pathlib import Path
@@ -276,8 +277,6 @@ def test_entries_of_several_packs(repository: Repository, monkeypatch: pytest.Mo
 
 
 def test_objects_are_named_by_their_bytes(repository: Repository) -> None:
-    import hashlib
-
     attempt = repository.begin()
     part = attempt.part("p")
     part.stage("x", b"data")
