@@ -1,6 +1,7 @@
 """Canonical JSON of documents: one byte form out, strict bounds in (spec/v1/04-documents.md)."""
 
 import json
+import math
 import re
 from typing import Any, TypeVar
 
@@ -47,6 +48,7 @@ def parse(data: bytes, *, what: str, size_limit: int, limits: Limits = DEFAULT_L
             data.decode("utf-8"),
             object_pairs_hook=_unique_pairs,
             parse_int=integer,
+            parse_float=_finite,
             parse_constant=_no_constant,
         )
     except (ValueError, RecursionError) as error:
@@ -92,6 +94,14 @@ def _unique_pairs(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(result) != len(pairs):
         raise ValueError("an object repeats a key")
     return result
+
+
+def _finite(text: str) -> float:
+    # 1e999 reads as an infinity, which no canonical form has.
+    value = float(text)
+    if not math.isfinite(value):
+        raise ValueError("a number is too large")
+    return value
 
 
 def _no_constant(text: str) -> Any:

@@ -45,7 +45,7 @@ def decode(text: str | bytes) -> Any:
         FormatError: If the text is not tagged JSON.
     """
     try:
-        return json.loads(text, object_hook=_raise)
+        return json.loads(text, object_hook=_raise, parse_constant=_no_constant)
     except (ValueError, TypeError, KeyError, RecursionError, struct.error) as error:
         raise FormatError(f"not tagged JSON: {error}") from error
 
@@ -98,6 +98,10 @@ def _raise(value: dict[str, Any]) -> Any:
         if tag.startswith("$"):
             return _untag(tag, content)
     return value
+
+
+def _no_constant(text: str) -> Any:
+    raise ValueError(f"{text} is not JSON")
 
 
 _CONTAINERS = {"$tuple": tuple, "$set": set, "$frozenset": frozenset}

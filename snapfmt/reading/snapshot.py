@@ -73,6 +73,11 @@ class Snapshot:
         return self.manifest.number
 
     @property
+    def location(self) -> str:
+        """Path that opens the snapshot's repository in another process."""
+        return self._source.store.location
+
+    @property
     def name(self) -> str:
         """The snapshot's name, `snapshot_000042`."""
         return layout.snapshot_name(self.number)

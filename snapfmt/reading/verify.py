@@ -3,17 +3,18 @@
 Damage never raises here: all of it is found and listed.
 """
 
-import json
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
-from snapfmt.errors import CorruptError, FormatError, NotFoundError, SnapfmtError, StorageError
+from snapfmt.errors import CorruptError, NotFoundError, SnapfmtError, StorageError
 from snapfmt.format import canonical, digest, jsonl, layout, pack
 from snapfmt.limits import DEFAULT_LIMITS, MIB, Limits
+from snapfmt.reading.checks import check_records, receipt_problem
+from snapfmt.reading.segment import SegmentReader
 from snapfmt.reading.snapshot import Part, Snapshot
 from snapfmt.storage.base import Store
-from snapfmt_schemas.attempt import Receipt
+from snapfmt_schemas.manifest import RepositoryDocument
 from snapfmt_schemas.part import Location
 
 Severity = Literal["damage", "extra", "leftover"]
@@ -113,11 +114,19 @@ class _Audit:
         """Object key -> snapshots that reach it."""
         self._ends: dict[str, int] = {}
         """Pack key -> end of its last extent."""
-        self._checked: set[tuple[str, int, int]] = set()
+        self._checked: set[bytes] = set()
         self.report = VerifyReport(deep=deep)
 
     def repository(self) -> None:
-        """Every folder under snapshots/."""
+        """The root document, and every folder under snapshots/."""
+        key, size = layout.REPOSITORY_KEY, self._limits.lease_size
+        try:
+            data = self._store.get(key, limit=size)
+            document = canonical.decode(data, RepositoryDocument, what=key, size_limit=size)
+            if data != canonical.encode(document):
+                self._find("format", "damage", key, "document is not in canonical form")
+        except SnapfmtError as error:
+            self._failed(error, key)
         for name in self._store.names(layout.SNAPSHOTS):
             number = layout.snapshot_number(name)
             folder = f"{layout.SNAPSHOTS}/{name}"
@@ -163,7 +172,7 @@ class _Audit:
         self._reach.setdefault(key, set()).add(number)
         try:
             index = part.index
-            problem = _receipt_problem(part, receipt)
+            problem = receipt_problem(part, receipt)
         except SnapfmtError as error:
             self._failed(error, key, number)
             return
@@ -187,29 +196,36 @@ class _Audit:
     def _contents(self, part: Part, number: int) -> None:
         for entry in part.entries():
             where = f"{part.name}/{entry.path}"
-            if self._seen(entry.location):
+            beside = part.entry(entry.index).digest if entry.index is not None else ""
+            if self._seen(entry.model_dump_json() + beside):
                 continue
             with _Catch(self, layout.object_key(entry.location.pack), number, where):
                 part.stored(entry.path)
                 if entry.media_type == jsonl.MEDIA_TYPE:
-                    _check_records(part, entry.path)
+                    check_records(part, entry.path)
                 self._count(entry.location.size, where)
         for name in part.table_names():
-            keys: set[str] = set()
-            for item in part.segments(name):
-                key = layout.object_key(item.document.data.pack)
-                where = f"{part.name}/{name}"
-                with _Catch(self, key, number, where):
-                    before = len(keys)
-                    keys.update(item.keys)
-                    if len(keys) != before + item.rows:
-                        self._find("format", "damage", key, f"{where}: a key repeats", (number,))
-                    if not self._seen(item.document.data):
-                        for size, label in item.check():
-                            self._count(size, label)
+            where = f"{part.name}/{name}"
+            with _Catch(self, layout.object_key(part.receipt.index_digest), number, where):
+                self._table(part.segments(name), where, number)
 
-    def _seen(self, place: Location) -> bool:
-        mark = (place.pack, place.offset, place.size)
+    def _table(self, segments: Sequence[SegmentReader], where: str, number: int) -> None:
+        keys: set[str] = set()
+        for item in segments:
+            key = layout.object_key(item.document.data.pack)
+            with _Catch(self, key, number, where):
+                before = len(keys)
+                keys.update(item.keys)
+                if len(keys) != before + item.rows:
+                    self._find("format", "damage", key, f"{where}: a key repeats", (number,))
+                stored = item.document.model_dump_json(exclude={"live", "live_digest", "live_rows"})
+                if not self._seen(stored):
+                    for size, label in item.check():
+                        self._count(size, label)
+
+    def _seen(self, claim: str) -> bool:
+        """Whether bytes were checked already against all that is claimed of them."""
+        mark = digest.raw_digest([claim.encode()])
         known = mark in self._checked
         self._checked.add(mark)
         return known
@@ -353,34 +369,6 @@ class _Catch:
         error.args = (f"{self._where}: {error}",)
         self._audit._failed(error, self._key, self._number)
         return True
-
-
-def _receipt_problem(part: Part, receipt: Receipt) -> str:
-    index = part.index
-    held = tuple(
-        (table.name, table.rows, sum(item.logical_bytes for item in table.segments))
-        for table in index.tables
-    )
-    said = tuple((table.name, table.rows, table.logical_bytes) for table in receipt.tables)
-    if held != said or len(index.entries) != receipt.entries:
-        return "part index does not hold what its receipt says"
-    if sum(entry.records or 0 for entry in index.entries) != receipt.records:
-        return "part index does not hold as many records as its receipt says"
-    return ""
-
-
-def _check_records(part: Part, path: str) -> None:
-    """Every line decodes, and the index points at each of them in order."""
-    entry = part.entry(path)
-    what = f"{part.name}/{path}"
-    places = part.line_places(entry)
-    for line, place in zip(part.lines(path), places, strict=True):
-        if len(line) != place.line_size:
-            raise FormatError("index does not point at the lines", what=what)
-        try:
-            json.loads(line)
-        except (ValueError, RecursionError) as error:
-            raise FormatError(f"not a JSON line: {error}", what=what) from error
 
 
 def _tolerated(name: str) -> bool:

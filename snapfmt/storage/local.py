@@ -26,7 +26,14 @@ from snapfmt.errors import (
 )
 from snapfmt.storage.base import Buffer
 from snapfmt.storage.faults import typed
-from snapfmt.storage.posix import fsync_directory, fsync_file, open_beneath, probe, write_all
+from snapfmt.storage.posix import (
+    fsync_directory,
+    fsync_file,
+    open_beneath,
+    probe,
+    size_beneath,
+    write_all,
+)
 
 _FENCED = ".fenced"
 _JOURNAL = "journal"
@@ -102,13 +109,11 @@ class LocalStore:
 
     def size(self, key: str) -> int | None:
         """Size of the regular file, or None."""
+        self._path(key)
         try:
-            status = os.lstat(self._path(key))
-        except (FileNotFoundError, NotADirectoryError):
-            return None
+            return size_beneath(self._root, key)
         except OSError as error:
             raise typed(error, key) from error
-        return status.st_size if stat.S_ISREG(status.st_mode) else None
 
     def walk(self, prefix: str) -> Iterator[tuple[str, int]]:
         """Every regular file below a folder, in order; links are listed and never followed."""

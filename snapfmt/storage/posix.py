@@ -1,11 +1,13 @@
 """The system calls that durability rests on, each in one place, and the probe of them."""
 
+import contextlib
 import errno
 import os
 import secrets
 import shutil
 import stat
 import warnings
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from snapfmt.storage.base import Buffer
@@ -41,9 +43,9 @@ def fsync_directory(path: Path) -> None:
         os.close(descriptor)
 
 
-def open_beneath(root: Path, key: str) -> int:
-    """Open a regular file below `root` for reading; no step of the path may be a link."""
-    *folders, name = key.split("/")
+@contextlib.contextmanager
+def _folder_beneath(root: Path, folders: Sequence[str]) -> Iterator[int]:
+    """A descriptor of a folder below `root`; no step of the path may be a link."""
     current = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         for folder in folders:
@@ -51,10 +53,30 @@ def open_beneath(root: Path, key: str) -> int:
             following = os.open(folder, flags, dir_fd=current)
             os.close(current)
             current = following
-        flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-        descriptor = os.open(name, flags, dir_fd=current)
+        yield current
     finally:
         os.close(current)
+
+
+def size_beneath(root: Path, key: str) -> int | None:
+    """Size of a regular file below `root`, or None; no step of the path may be a link."""
+    *folders, name = key.split("/")
+    try:
+        with _folder_beneath(root, folders) as folder:
+            status = os.stat(name, dir_fd=folder, follow_symlinks=False)
+    except OSError as error:
+        if error.errno in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP):
+            return None
+        raise
+    return status.st_size if stat.S_ISREG(status.st_mode) else None
+
+
+def open_beneath(root: Path, key: str) -> int:
+    """Open a regular file below `root` for reading; no step of the path may be a link."""
+    *folders, name = key.split("/")
+    with _folder_beneath(root, folders) as folder:
+        flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+        descriptor = os.open(name, flags, dir_fd=folder)
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
         raise OSError(errno.ENOENT, "not a regular file", key)

@@ -97,11 +97,11 @@ class PartWriter:
 
     def json(self, path: str, value: Any, *, redact: bool = True) -> None:
         """Write one JSON document: sorted keys, no NaN, by default without secrets."""
-        if redact:
-            value, _ = redaction.redact(value)
         try:
+            if redact:
+                value, _ = redaction.redact(value)
             text = json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False)
-        except (TypeError, ValueError, RecursionError) as error:
+        except (TypeError, ValueError, AttributeError, RecursionError) as error:
             raise InputError(f"not strict JSON: {error}", what=path) from error
         self.stage(path, text.encode(), media_type=JSON)
 

@@ -235,7 +235,9 @@ class Repository:
         self.root, self.objects = root, dict[str, bytes]()
         if not os.path.lexists(os.path.join(root, "snapfmt.json")):
             raise Refused("no repository here")
-        self.id = document("Repository", self.file("snapfmt.json", SMALL_SIZE))["repository_id"]
+        data = self.file("snapfmt.json", SMALL_SIZE)
+        value = document("Repository", data, SMALL_SIZE)
+        self.id, self.canonical = value["repository_id"], canonical(value) == data
 
     def names(self, folder: str) -> list[str]:
         path = os.path.join(self.root, folder)
@@ -336,7 +338,7 @@ class Repository:
 
     def verify(self) -> list[str]:
         """What is wrong, one line per finding."""
-        found = []
+        found = [] if self.canonical else ["snapfmt.json: not in canonical form"]
         for name, number in self.folders():
             files = self.names(f"snapshots/{name}")
             extra = [file for file in files if file != "manifest.json"] if number else [name]

@@ -242,6 +242,8 @@ TAGGED: tuple[tuple[str, str], ...] = (
     ('{"plain":{"$tuple":[1]}}', ""),
     ("", "FormatError"),
     ("[1,", "FormatError"),
+    ("NaN", "FormatError"),
+    ("[-Infinity]", "FormatError"),
     ('{"$unknown":1}', "FormatError"),
     ('{"$tuple":{"a":1}}', "FormatError"),
     ('{"$tuple":5}', "FormatError"),
@@ -266,6 +268,7 @@ def _raw() -> list[tuple[str, str, bytes, str]]:
     good = text(sealed(MANIFEST))
     deep = '{"user_metadata":' + "[" * 70 + "]" * 70 + "}"
     open_checksum = text({**MANIFEST, "checksum": DIGEST})
+    endless = text(MANIFEST).replace('"user_metadata":{}', '"user_metadata":{"x":1e999}')
     digits = b'{"number":' + b"9" * 5000 + b"}"
     twice = good.replace("{", '{"number":2,', 1)
     renamed = text(sealed(REPOSITORY)).replace("snap", "snbp")
@@ -279,6 +282,7 @@ def _raw() -> list[tuple[str, str, bytes, str]]:
         ("manifest", "a repeated key", twice.encode(), "FormatError"),
         ("manifest", "not UTF-8", good.replace("swe", "sw\xe9").encode("latin-1"), "FormatError"),
         ("manifest", "NaN", good.replace('"number":1', '"number":NaN').encode(), "FormatError"),
+        ("manifest", "an infinity", endless.encode(), "FormatError"),
         ("manifest", "nested too deep", deep.encode(), "LimitExceeded"),
         ("manifest", "an integer of 5000 digits", digits, "LimitExceeded"),
         ("manifest", "white space", good.replace(",", ", ").encode(), ""),

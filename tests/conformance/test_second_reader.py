@@ -19,10 +19,8 @@ from snapfmt import MISSING, Repository
 from snapfmt.errors import SnapfmtError
 from snapfmt_schemas.attempt import Receipt
 from snapfmt_schemas.fingerprint import Fingerprint
-from snapfmt_schemas.manifest import Manifest, RepositoryDocument
 
 MOST_LINES = 550
-ROOTS = {"manifest.json": Manifest, "snapfmt.json": RepositoryDocument}
 
 
 def test_the_second_reader_imports_nothing_of_ours(spec: Path) -> None:
@@ -175,6 +173,16 @@ def false_name(folder: Path, objects: list[Path]) -> None:
     place.write_bytes(b"not what the name says")
 
 
+def spaced_root(folder: Path, objects: list[Path]) -> None:
+    root = folder / "snapfmt.json"
+    root.write_bytes(root.read_bytes().replace(b",", b", "))
+
+
+def spaced_manifest(folder: Path, objects: list[Path]) -> None:
+    manifest = folder / "snapshots/snapshot_000001/manifest.json"
+    manifest.write_bytes(manifest.read_bytes() + b"\n")
+
+
 def no_root(folder: Path, objects: list[Path]) -> None:
     (folder / "snapfmt.json").unlink()
 
@@ -191,11 +199,13 @@ BROKEN = [
     linked_object,
     linked_manifest,
     false_name,
+    spaced_root,
+    spaced_manifest,
     no_root,
 ]
 
 
-@pytest.mark.req("G-8", "L-2", "L-5", "S-7", "V-2", "V-3")
+@pytest.mark.req("D-1", "D-3", "G-8", "L-2", "L-5", "S-7", "V-2", "V-3")
 @pytest.mark.parametrize("harm", BROKEN)
 def test_both_call_it_damaged(
     golden: Path,

@@ -112,6 +112,7 @@ def test_numpy_arrays_round_trip_bit_for_bit(save: Save, tmp_path: Path, dtype: 
         assert outside.attrs.asdict() == {}
 
 
+@pytest.mark.req("T-20")
 @pytest.mark.parametrize("dtype", TORCH)
 def test_torch_tensors_round_trip_bit_for_bit(save: Save, tmp_path: Path, dtype: str) -> None:
     arrays = [random_bits(shape, dtype) for shape in SHAPES]
@@ -361,6 +362,7 @@ def every_byte(opened: Any) -> Any:
     return opened[...]
 
 
+@pytest.mark.req("T-20")
 def test_a_flipped_byte_is_an_error_and_never_data(save: Save, tmp_path: Path) -> None:
     array = random_bits((40, 10), "int32")
     part = saved(save, array, **SMALL)
@@ -396,6 +398,7 @@ def test_a_slice_beside_the_damage_is_served(save: Save, tmp_path: Path) -> None
             opened[15:17]
 
 
+@pytest.mark.req("T-20")
 def test_a_deleted_object_is_an_error(save: Save, tmp_path: Path) -> None:
     part = saved(save, np.zeros((40, 10)), **SMALL)
     opened = open_array(part, "a/x")
@@ -428,12 +431,14 @@ def refused(part: Part, error: type[Exception]) -> None:
             read(part, "a/x")
 
 
+@pytest.mark.req("T-20")
 def test_a_missing_shard_is_an_error(save: Save) -> None:
     part = saved(save, np.zeros((40, 10)), **SMALL)
     lost = restaged(save, part, lambda path, data: None if path.endswith("c/1/0") else data)
     refused(lost, CorruptObject)
 
 
+@pytest.mark.req("T-20")
 def test_a_missing_chunk_within_a_shard_is_an_error(save: Save) -> None:
     part = saved(save, np.zeros(1000, np.int64), **SMALL)
 
@@ -447,7 +452,7 @@ def test_a_missing_chunk_within_a_shard_is_an_error(save: Save) -> None:
     lost = restaged(save, part, change)
     refused(lost, CorruptObject)
     with pytest.raises(CorruptObject, match="is missing"):
-        open_array(lost, "a/x")[999]
+        open_array(lost, "a/x")[384]
     assert open_array(lost, "a/x")[:128].tolist() == [0] * 128
 
 
@@ -494,6 +499,14 @@ def test_shards_of_a_careless_writer_are_errors(
     part = saved(save, np.zeros(1000, np.int64), **SMALL)
     bad = restaged(save, part, lambda path, data: change(data) if path.endswith("c/3") else data)
     refused(bad, CorruptObject)
+
+
+def test_a_chunk_that_leaves_its_shard_is_named(save: Save) -> None:
+    part = saved(save, np.zeros(1000, np.int64), **SMALL)
+    change = table_with(0, 2**63)
+    bad = restaged(save, part, lambda path, data: change(data) if path.endswith("c/3") else data)
+    with pytest.raises(CorruptObject, match=r"chunk at \(384,\) leaves its shard.*a/x/c/3"):
+        read_array(bad, "a/x")
 
 
 def edited(save: Save, **fields: Any) -> Part:

@@ -5,7 +5,7 @@
     report = save("/ckpt/run7", user_metadata={"train_step": 120})
     load(Repository.open("/ckpt/run7").snapshot())
 
-Runs inside the queue's own actors (spec/v1/07-parts.md); torch, ray and transfer_queue are
+Runs inside the queue's own actors (spec/v1/06-tables.md); torch, ray and transfer_queue are
 imported when a function is called, never when this module is.
 """
 

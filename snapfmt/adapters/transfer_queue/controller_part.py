@@ -1,6 +1,6 @@
 """The controller's part: its state as tables and one JSON record, and back.
 
-Tables of a partition (spec/v1/07-parts.md): `state/<table>` has one row per row of the queue,
+Tables of a partition (spec/v1/06-tables.md): `state/<table>` has one row per row of the queue,
 also for rows without values; `fields/<table>` has one row per field.
 """
 
@@ -96,6 +96,8 @@ def _write_state(
     import torch
 
     known = cut.known_indexes()
+    if not known:
+        return 0
     keyed = list(cut.keys.items())
     unkeyed = sorted(known.difference(cut.keys.values()))
     indexes = np.fromiter((*cut.keys.values(), *unkeyed), np.int64, len(known))

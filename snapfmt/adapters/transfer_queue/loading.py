@@ -50,7 +50,7 @@ def load(
     deadline = started + timeout_s
     part = snapshot.part(names.controller_part(part_prefix))
     document = controller_part.read_document(part)
-    location = snapshot._source.store.location
+    location = snapshot.location
     cluster = Cluster.connect(controller)
     load_id = uuid.uuid4().hex
     request = unit.LoadRequest(

@@ -1,4 +1,4 @@
-"""Names in the parts: row keys, tables of partitions, reserved columns (spec/v1/07-parts.md)."""
+"""Names in the parts: row keys, tables of partitions, reserved columns (spec/v1/06-tables.md)."""
 
 import hashlib
 from collections.abc import Iterable

@@ -1,4 +1,4 @@
-"""`controller.json`: the part of the queue's state that is not rows (spec/v1/07-parts.md)."""
+"""`controller.json`: the part of the queue's state that is not rows (spec/v1/06-tables.md)."""
 
 from typing import Annotated, Any, ClassVar, Literal
 

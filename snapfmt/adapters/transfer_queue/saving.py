@@ -1,6 +1,6 @@
 """The save of a live queue, as its driver runs it.
 
-Order of the cut (spec/v1/07-parts.md): the controller's requests are held; every unit takes
+Order of the cut (spec/v1/06-tables.md): the controller's requests are held; every unit takes
 references to its values; the controller copies its state; the requests go on. A put is allocate,
 store, notify, and a clear is mark, delete, forget, each starting and ending at the controller:
 while it stands still, a cell that counts as produced lies in its unit. Writing comes after.
