@@ -78,13 +78,12 @@ class Repository:
                     hint="check the path, or create the repository with create=True",
                 )
             _create(store, repository_id)
-        document = canonical.decode(
+        document = compat.decode_root(
             store.get(layout.REPOSITORY_KEY, limit=limits.lease_size),
             RepositoryDocument,
             what=layout.REPOSITORY_KEY,
             size_limit=limits.lease_size,
         )
-        compat.require(document.features, "read", what=layout.REPOSITORY_KEY)
         return cls(store, document, limits=limits)
 
     @classmethod

@@ -154,6 +154,8 @@ class BatchIndex:
     def _check(self, rows: int, head_size: int, stream_size: int, limits: Limits) -> None:
         """Batches tile the rows and, with head and end, every byte of the stream."""
         table, what = self._table, self._what
+        if not 0 <= head_size <= stream_size:
+            raise FormatError("the schema message is larger than the stream", what=what)
         if len(self.counts) and int(self.counts.min()) < 1:
             raise FormatError("a batch has no rows", what=what)
         if len(self.counts) and int(self.counts.max()) > limits.batch_rows:

@@ -79,9 +79,12 @@ def decode(
 
 def _check_version(value: dict[str, Any], model: type[BaseModel], *, what: str) -> None:
     for name in ("format_version", "schema_version"):
-        if name in model.model_fields and name in value:
+        if name in model.model_fields:
+            if name not in value:
+                raise FormatError(f"{model.__name__} has no {name}", what=what)
             known = model.model_fields[name].default
-            if value[name] != known:
+            # True == 1 and 1.0 == 1, but neither is a version.
+            if value[name] != known or type(value[name]) is not type(known):
                 raise UnsupportedVersion(
                     f"{model.__name__} has {name} {value[name]!r}, this library reads {known}",
                     what=what,

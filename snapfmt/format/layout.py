@@ -9,9 +9,9 @@ SNAPSHOTS = "snapshots"
 PINS = "pins"
 MANIFEST = "manifest.json"
 
-_SNAPSHOT = re.compile(r"^snapshot_(\d{6,12})$")
-_OBJECT = re.compile(r"^objects/([0-9a-f]{2})/([0-9a-f]{64})$")
-_ATTEMPT = re.compile(r"^[0-9a-f]{32}$")
+_SNAPSHOT = re.compile(r"^snapshot_([0-9]{6,12})\Z")
+_OBJECT = re.compile(r"^objects/([0-9a-f]{2})/([0-9a-f]{64})\Z")
+_ATTEMPT = re.compile(r"^[0-9a-f]{32}\Z")
 
 
 def object_key(digest: str) -> str:

@@ -108,10 +108,14 @@ _CONTAINERS = {"$tuple": tuple, "$set": set, "$frozenset": frozenset}
 
 
 def _untag(tag: str, content: Any) -> Any:
-    if tag in _CONTAINERS or tag == "$dict":
+    if tag in _CONTAINERS:
         if not isinstance(content, list):
             raise ValueError(f"{tag} needs a list")
-        return _CONTAINERS[tag](content) if tag in _CONTAINERS else dict(content)
+        return _CONTAINERS[tag](content)
+    if tag == "$dict":
+        if not isinstance(content, list) or not all(type(pair) is list for pair in content):
+            raise ValueError("$dict needs a list of pairs")
+        return dict(content)
     if tag == "$text":
         return bytes.fromhex(content).decode("utf-32-be", "surrogatepass")
     if tag == "$bytes":

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from functools import cached_property
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from snapfmt.errors import (
     FingerprintMismatch,
@@ -21,7 +21,7 @@ from snapfmt_schemas import lines
 from snapfmt_schemas._base import Record
 from snapfmt_schemas.attempt import Receipt
 from snapfmt_schemas.fingerprint import Fingerprint
-from snapfmt_schemas.manifest import Features, Manifest
+from snapfmt_schemas.manifest import Manifest
 from snapfmt_schemas.part import Entry, PartIndex
 
 R = TypeVar("R", bound=Record)
@@ -54,9 +54,7 @@ class Snapshot:
                 what=layout.snapshot_name(number),
                 hint="run `snapfmt ls` for those that were",
             ) from error
-        value = canonical.parse(data, what=key, size_limit=limits.manifest_size, limits=limits)
-        _check_features(value, key)
-        manifest = canonical.decode(
+        manifest = compat.decode_root(
             data, Manifest, what=key, size_limit=limits.manifest_size, limits=limits
         )
         limits.check("parts", len(manifest.parts), what=key)
@@ -295,11 +293,3 @@ def _record(line: bytes, model: type[R], what: str) -> R:
         return lines.from_line(model, line)
     except (ValueError, RecursionError) as error:
         raise FormatError(f"not a {model.__name__}: {error}", what=what) from error
-
-
-def _check_features(value: Any, key: str) -> None:
-    """Unknown features refuse by name, even where an unknown field would refuse by shape."""
-    features = value.get("features") if isinstance(value, dict) else None
-    needed = features.get("read") if isinstance(features, dict) else None
-    if isinstance(needed, list) and all(isinstance(name, str) for name in needed):
-        compat.require(Features.model_construct(read=tuple(needed)), "read", what=key)

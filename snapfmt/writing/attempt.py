@@ -181,6 +181,7 @@ class Attempt:
         except SnapfmtError as error:
             outcome = self._read_back(manifest, error)
             if outcome == "ours" and not isinstance(error, OutcomeUnknownError):
+                self._settle(error)
                 return
             if outcome == "theirs":
                 raise CommitConflict(
@@ -204,6 +205,18 @@ class Attempt:
                 what=layout.snapshot_name(self.number),
                 hint="look whether a link or a mount stands inside the repository",
             )
+
+    def _settle(self, cause: SnapfmtError) -> None:
+        """Make a publication durable whose reply was lost."""
+        try:
+            self._store.sync([layout.manifest_key(self.number)])
+        except SnapfmtError as error:
+            self._closed = True
+            raise CommitOutcomeUnknown(
+                f"published, but perhaps not durable yet ({cause}; {error})",
+                what=layout.snapshot_name(self.number),
+                hint="open the repository again later; nothing was deleted",
+            ) from error
 
     def _read_back(self, manifest: Manifest, error: SnapfmtError | None) -> str:
         """Whose manifest lies at the final name: `ours`, `theirs`, `none` or `unknown`."""

@@ -164,7 +164,7 @@ def segment_rule(value: dict[str, Any]) -> str:
 
 def root_rule(value: dict[str, Any]) -> str:
     rest = {name: item for name, item in value.items() if name != "checksum"}
-    good = value["checksum"] in (None, tagged(sha(canonical(rest))))
+    good = value["checksum"] == tagged(sha(canonical(rest)))
     return "" if good else "checksum is not that of the content"
 
 
@@ -203,8 +203,13 @@ def document(kind: str, data: bytes, limit: int = MANIFEST_SIZE) -> dict[str, An
         for name in features.get("read") or [] if isinstance(features, dict) else []:
             raise Refused(f"it needs the feature {name!r} to be read")
         for name in ("format_version", "schema_version"):
-            if f"{name}:" in RECORDS[kind] and value.get(name, 1) != 1:
-                raise Refused(f"{name} is {value[name]!r}, this reader knows 1")
+            if f"{name}:" not in RECORDS[kind]:
+                continue
+            if name not in value:
+                raise Damage(f"{kind} has no {name}")
+            version = value[name]
+            if type(version) is not int or version != 1:
+                raise Refused(f"{name} is {version!r}, this reader knows 1")
     result: dict[str, Any] = check(value, kind, kind)
     return result
 

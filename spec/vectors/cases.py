@@ -150,8 +150,11 @@ CHANGES: tuple[tuple[str, str, Any, str], ...] = (
     ("manifest", "extensions.anything", {"goes": ["here", None]}, ""),
     ("manifest", "parts.0.extensions.x", 1, ""),
     ("manifest", "parts.0.extra", 1, "FormatError"),
+    ("manifest", "parts.0.schema_version", 2, "FormatError"),
     ("manifest", "format_version", 2, "UnsupportedVersion"),
     ("manifest", "format_version", "1", "UnsupportedVersion"),
+    ("manifest", "format_version", True, "UnsupportedVersion"),
+    ("part-index", "schema_version", 1.0, "UnsupportedVersion"),
     ("manifest", "features.write", ["unknown-to-all"], ""),
     ("manifest", "features.write", ["Not A Name"], "FormatError"),
     ("manifest", "number", -1, "FormatError"),
@@ -273,6 +276,7 @@ def _raw() -> list[tuple[str, str, bytes, str]]:
     twice = good.replace("{", '{"number":2,', 1)
     renamed = text(sealed(REPOSITORY)).replace("snap", "snbp")
     short = {name: item for name, item in sealed(REPOSITORY).items() if name != "extensions"}
+    unversioned = {name: item for name, item in MANIFEST.items() if name != "format_version"}
     features = {"read": ["a-feature"], "write": [], "collect": []}
     return [
         ("manifest", "not JSON", b"{", "FormatError"),
@@ -287,7 +291,8 @@ def _raw() -> list[tuple[str, str, bytes, str]]:
         ("manifest", "an integer of 5000 digits", digits, "LimitExceeded"),
         ("manifest", "white space", good.replace(",", ", ").encode(), ""),
         ("manifest", "other order of keys", json.dumps(sealed(MANIFEST)).encode(), ""),
-        ("manifest", "no checksum", text(MANIFEST).encode(), ""),
+        ("manifest", "no checksum", text(MANIFEST).encode(), "FormatError"),
+        ("manifest", "no version", text(sealed(unversioned)).encode(), "FormatError"),
         ("manifest", "another checksum", open_checksum.encode(), "FormatError"),
         ("manifest", "one digit changed", good.replace("176", "177").encode(), "FormatError"),
         ("repository", "a default left out", text(short).encode(), ""),

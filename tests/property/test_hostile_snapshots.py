@@ -1,5 +1,6 @@
 """Snapshots that are signed correctly and lie: read or refused with a typed error, never else."""
 
+import copy
 import json
 import random
 import shutil
@@ -84,7 +85,7 @@ def change(value: Any, rng: random.Random) -> None:
     if action == 0:
         del holder[last]
     elif action == 1 and isinstance(holder, list):
-        holder.append(holder[last])
+        holder.append(copy.deepcopy(holder[last]))
     elif action == 2 and isinstance(holder, dict):
         holder[rng.choice(["unknown", "rows", "size", "index"])] = holder[last]
     elif action == 3:
@@ -92,11 +93,11 @@ def change(value: Any, rng: random.Random) -> None:
         found = value
         for step in other:
             found = found[step]
-        holder[last] = found
+        holder[last] = copy.deepcopy(found)
     elif action == 4 and type(holder[last]) is int:
         holder[last] += rng.choice([-64, -8, -1, 1, 8, 64])
     else:
-        holder[last] = rng.choice(ODD)
+        holder[last] = copy.deepcopy(rng.choice(ODD))
 
 
 @given(seed=st.integers(0, 2**32))

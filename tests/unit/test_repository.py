@@ -1,5 +1,6 @@
 """Repositories: opening, numbers, the newest that fits, leases and clean-up."""
 
+import hashlib
 import json
 import os
 import shutil
@@ -39,6 +40,8 @@ def rewrite(path: Path, **changes: object) -> None:
     value = json.loads(path.read_bytes())
     value.update(changes)
     value.pop("checksum", None)
+    text = json.dumps(value, sort_keys=True, separators=(",", ":")) + "\n"
+    value["checksum"] = "sha256:" + hashlib.sha256(text.encode()).hexdigest()
     path.write_text(json.dumps(value, sort_keys=True, separators=(",", ":")) + "\n")
 
 

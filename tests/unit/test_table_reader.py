@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from snapfmt import MISSING, Repository
-from snapfmt.errors import CorruptObject, FormatError, NoMatch
+from snapfmt.errors import CorruptObject, FormatError, NoMatch, RefusedError
 from snapfmt.limits import DEFAULT_LIMITS
 from snapfmt.reading.snapshot import Snapshot
 from snapfmt.reading.table import TableReader
@@ -210,7 +210,7 @@ def test_arrow_export_of_every_kind(tmp_path: Path) -> None:
 
 def test_rows_of_different_types_do_not_fit_one_arrow_column(tmp_path: Path) -> None:
     reader = save_table(tmp_path, ["a", "b"], {"x": [np.arange(2), "text"]})
-    with pytest.raises(FormatError, match="different types"):
+    with pytest.raises(RefusedError, match="different types"):
         reader.to_arrow()
     assert reader.dtypes() == {"x": ["ndarray int64 1d", "text"]} or reader.dtypes() == {
         "x": ["text", "ndarray int64 1d"]

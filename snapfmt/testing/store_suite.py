@@ -1,0 +1,373 @@
+"""The suite that every storage backend must pass.
+
+Subclass it in a test module, name the class `Test...` and give it a `store` fixture:
+
+    class TestMyStore(StoreSuite):
+        @pytest.fixture
+        def store(self, tmp_path):
+            return MyStore(tmp_path)
+
+`again` opens a second handle on the same place; the default uses the store itself.
+"""
+
+import contextlib
+import hashlib
+import threading
+from collections.abc import Callable
+
+import pytest
+
+from snapfmt.errors import (
+    ConflictError,
+    CorruptObject,
+    LeaseExpired,
+    LimitExceeded,
+    MissingObject,
+    SnapfmtError,
+)
+from snapfmt.storage.base import Buffer, Store
+
+MIB = 1 << 20
+BAD_KEYS = ["", "/", "/x", "x/", "a//b", ".", "..", "../x", "a/../b", "a/./b", "a\0b", "a/.."]
+WORKSPACE = "attempts/a1"
+
+
+def object_key(data: bytes) -> str:
+    """A content-named key."""
+    name = hashlib.sha256(data).hexdigest()
+    return f"objects/{name[:2]}/{name}"
+
+
+class StoreSuite:
+    """What `storage.base.Store` promises."""
+
+    @pytest.fixture
+    def store(self) -> Store:
+        """An empty store; a subclass gives it."""
+        raise NotImplementedError
+
+    @pytest.fixture
+    def again(self, store: Store) -> Callable[[], Store]:
+        """Opens the same place once more, as another process would."""
+        return lambda: store
+
+    def put(self, store: Store, data: bytes, workspace: str = WORKSPACE) -> str:
+        """Store an object through a workspace; returns its key."""
+        if not store.has_workspace(workspace):
+            store.open_workspace(workspace)
+        sink = store.sink(workspace, "object")
+        sink.write(data)
+        sink.finish(object_key(data))
+        return object_key(data)
+
+    # Documents
+
+    def test_a_document_comes_back(self, store: Store, again: Callable[[], Store]) -> None:
+        """Whole, in ranges, with its size, through another handle as well."""
+        for number, data in enumerate([b"", b"x", bytes(range(256)) * 100]):
+            key = f"pins/name{number}.json"
+            store.create(key, data)
+            for handle in (store, again()):
+                assert handle.get(key, limit=len(data)) == data
+                assert handle.size(key) == len(data)
+                assert handle.get_range(key, 0, len(data)) == data
+        data = bytes(range(256)) * 100
+        assert store.get_range("pins/name2.json", 1000, 333) == data[1000:1333]
+        assert store.get_range("pins/name2.json", len(data), 0) == b""
+
+    def test_a_document_may_lie_at_the_root(self, store: Store) -> None:
+        """`snapfmt.json` has no folder."""
+        store.create("snapfmt.json", b"{}")
+        assert store.get("snapfmt.json", limit=10) == b"{}"
+
+    @pytest.mark.parametrize("kind", [bytes, bytearray, memoryview])
+    def test_any_buffer_is_written(self, store: Store, kind: Callable[[bytes], bytes]) -> None:
+        """And taken as it is at that moment."""
+        store.create("pins/x", kind(b"data"))
+        assert store.get("pins/x", limit=10) == b"data"
+
+    def test_create_is_exclusive(self, store: Store, again: Callable[[], Store]) -> None:
+        """The first one stays, byte for byte."""
+        store.create("pins/x", b"first")
+        for handle in (store, again()):
+            with pytest.raises(ConflictError):
+                handle.create("pins/x", b"second")
+        assert store.get("pins/x", limit=10) == b"first"
+        assert store.names("pins") == ["x"], "no temporary file is left"
+
+    def test_of_many_creators_one_wins(self, store: Store, again: Callable[[], Store]) -> None:
+        """And what is read is the winner's."""
+        winners: list[int] = []
+        barrier = threading.Barrier(8)
+
+        def run(number: int) -> None:
+            handle = again()
+            barrier.wait()
+            with contextlib.suppress(ConflictError):
+                handle.create("pins/x", b"%d" % number * 1000)
+                winners.append(number)
+
+        threads = [threading.Thread(target=run, args=(number,)) for number in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert len(winners) == 1
+        assert store.get("pins/x", limit=10_000) == b"%d" % winners[0] * 1000
+
+    def test_replace_writes_over_or_anew(self, store: Store, again: Callable[[], Store]) -> None:
+        """Longer, shorter, empty."""
+        for data in (b"first", b"second is longer", b"", b"x"):
+            store.replace("attempts/l.json", data)
+            assert again().get("attempts/l.json", limit=100) == data
+        assert store.names("attempts") == ["l.json"]
+
+    def test_delete(self, store: Store) -> None:
+        """Also of what is not there."""
+        store.create("pins/x", b"1")
+        store.delete("pins/x")
+        store.delete("pins/x")
+        store.delete("nowhere/x")
+        assert store.size("pins/x") is None
+        store.create("pins/x", b"2")
+        assert store.get("pins/x", limit=1) == b"2"
+
+    # Reading
+
+    def test_what_is_missing_says_so(self, store: Store) -> None:
+        """A file, a folder in its place, a key below a file."""
+        store.create("pins/x", b"1")
+        for key in ("pins/y", "nowhere/x", "pins", "pins/x/y"):
+            assert store.size(key) is None
+            with pytest.raises(MissingObject):
+                store.get(key, limit=10)
+            with pytest.raises(MissingObject):
+                store.get_range(key, 0, 1)
+
+    def test_limits_hold_before_a_byte_is_read(self, store: Store) -> None:
+        """One byte more is too much."""
+        store.create("pins/x", b"12345")
+        assert store.get("pins/x", limit=5) == b"12345"
+        for limit in (4, 0):
+            with pytest.raises(LimitExceeded):
+                store.get("pins/x", limit=limit)
+
+    def test_a_range_past_the_end_is_damage(self, store: Store) -> None:
+        """Never fewer bytes than asked for, and no allocation for a lie."""
+        store.create("pins/x", b"12345")
+        for offset, size in [(0, 6), (5, 1), (3, 3), (9, 1), (0, 1 << 62), (1 << 62, 1)]:
+            with pytest.raises(CorruptObject):
+                store.get_range("pins/x", offset, size)
+        assert store.get_range("pins/x", 3, 2) == b"45"
+
+    @pytest.mark.parametrize("key", BAD_KEYS, ids=repr)
+    def test_a_key_that_is_not_normalised_is_refused(self, store: Store, key: str) -> None:
+        """By every method, with a typed error."""
+        store.open_workspace(WORKSPACE)
+        calls: list[Callable[[], object]] = [
+            lambda: store.get(key, limit=1),
+            lambda: store.get_range(key, 0, 1),
+            lambda: store.size(key),
+            lambda: store.create(key, b""),
+            lambda: store.replace(key, b""),
+            lambda: store.delete(key),
+            lambda: store.open_workspace(key),
+            lambda: store.publish(WORKSPACE, key, "manifest.json", b""),
+        ]
+        for call in calls:
+            with pytest.raises(SnapfmtError):
+                call()
+
+    # Listing
+
+    def test_names_and_walk(self, store: Store) -> None:
+        """In order, each file once, with its size."""
+        data = {f"objects/{i:02x}/{i:064x}": bytes(i) for i in (3, 1, 2, 170)}
+        data |= {"snapfmt.json": b"{}", "pins/a.json": b"1"}
+        for key, value in data.items():
+            self._write_deep(store, key, value)
+        assert store.names("objects") == ["01", "02", "03", "aa"]
+        assert store.names("nowhere") == []
+        assert store.names("snapfmt.json") == []
+        assert {"objects", "pins", "snapfmt.json"} <= set(store.names(""))
+        below = {key: len(value) for key, value in data.items() if key.startswith("objects")}
+        assert list(store.walk("objects")) == sorted(below.items())
+        found = dict(store.walk(""))
+        assert {key: len(value) for key, value in data.items()}.items() <= found.items()
+        assert list(store.walk("nowhere")) == []
+
+    def _write_deep(self, store: Store, key: str, value: bytes) -> None:
+        """Objects go through a sink, documents do not."""
+        if not key.startswith("objects/"):
+            store.create(key, value)
+            return
+        if not store.has_workspace(WORKSPACE):
+            store.open_workspace(WORKSPACE)
+        sink = store.sink(WORKSPACE, "object")
+        sink.write(value)
+        sink.finish(key)
+
+    # Objects
+
+    def test_an_object_is_seen_whole_or_not_at_all(
+        self, store: Store, again: Callable[[], Store]
+    ) -> None:
+        """Nothing before `finish`; everything after it."""
+        store.open_workspace(WORKSPACE)
+        pieces: list[Buffer] = [b"a" * 1000, b"", bytearray(b"b" * MIB), memoryview(b"c" * 10)]
+        data = b"".join(pieces)
+        key = object_key(data)
+        sink = store.sink(WORKSPACE, "object")
+        for piece in pieces:
+            sink.write(piece)
+            assert again().size(key) is None
+            assert list(again().walk("objects")) == []
+        sink.finish(key)
+        store.sync([key])
+        assert again().get(key, limit=2 * MIB) == data
+        assert store.journal(WORKSPACE) == [key]
+
+    def test_a_discarded_object_is_never_seen(self, store: Store) -> None:
+        """And leaves no trace in the journal."""
+        store.open_workspace(WORKSPACE)
+        sink = store.sink(WORKSPACE, "object")
+        sink.write(b"data")
+        sink.discard()
+        sink.discard()
+        assert store.journal(WORKSPACE) == []
+        assert list(store.walk("objects")) == []
+
+    def test_the_same_object_twice_is_one(self, store: Store) -> None:
+        """Equal bytes have one name; writing them again harms nobody."""
+        key = self.put(store, b"data")
+        assert self.put(store, b"data") == key
+        assert self.put(store, b"data", "attempts/a2") == key
+        assert store.get(key, limit=10) == b"data"
+        assert list(store.walk("objects")) == [(key, 4)]
+
+    def test_many_sinks_at_once(self, store: Store) -> None:
+        """Names of temporary files are the caller's; different ones do not meet."""
+        store.open_workspace(WORKSPACE)
+        sinks = [store.sink(WORKSPACE, f"object{number}") for number in range(5)]
+        for number, sink in enumerate(sinks):
+            sink.write(b"%d" % number)
+        keys = [object_key(b"%d" % number) for number in range(5)]
+        for sink, key in zip(reversed(sinks), reversed(keys), strict=True):
+            sink.finish(key)
+        assert store.journal(WORKSPACE) == sorted(keys)
+        assert [store.get(key, limit=1) for key in keys] == [b"%d" % i for i in range(5)]
+
+    # Workspaces
+
+    def test_a_workspace_is_opened_once(self, store: Store, again: Callable[[], Store]) -> None:
+        """And is gone once dropped; dropping is repeatable."""
+        assert not store.has_workspace(WORKSPACE)
+        store.open_workspace(WORKSPACE)
+        assert again().has_workspace(WORKSPACE)
+        with pytest.raises(ConflictError):
+            again().open_workspace(WORKSPACE)
+        store.drop_workspace(WORKSPACE)
+        store.drop_workspace(WORKSPACE)
+        assert not store.has_workspace(WORKSPACE)
+        assert store.journal(WORKSPACE) == []
+
+    def test_nothing_is_written_through_a_workspace_that_is_not_there(self, store: Store) -> None:
+        """Neither an object nor a publication."""
+        with pytest.raises(LeaseExpired):
+            store.sink(WORKSPACE, "object")
+        with pytest.raises(LeaseExpired):
+            store.publish(WORKSPACE, "snapshots/s1", "manifest.json", b"{}")
+        assert store.names("snapshots") == []
+
+    def test_a_fence_shuts_the_owner_out(self, store: Store, again: Callable[[], Store]) -> None:
+        """Whatever the owner holds open; what it finished stays on record."""
+        key = self.put(store, b"finished before")
+        held = store.sink(WORKSPACE, "held")
+        held.write(b"half")
+        assert again().fence_workspace(WORKSPACE)
+        assert not again().fence_workspace(WORKSPACE)
+        assert not store.has_workspace(WORKSPACE)
+        with pytest.raises(LeaseExpired):
+            held.finish(object_key(b"half"))
+        held.discard()
+        with pytest.raises(LeaseExpired):
+            store.sink(WORKSPACE, "new")
+        with pytest.raises(LeaseExpired):
+            store.publish(WORKSPACE, "snapshots/s1", "manifest.json", b"{}")
+        assert store.size("snapshots/s1/manifest.json") is None
+        assert store.size(object_key(b"half")) is None
+        assert again().journal(WORKSPACE) == [key]
+        store.drop_workspace(WORKSPACE)
+        assert store.journal(WORKSPACE) == []
+        assert store.get(key, limit=100) == b"finished before", "objects are not the workspace's"
+
+    def test_a_fence_leaves_other_workspaces_alone(self, store: Store) -> None:
+        """Names that begin alike, as well."""
+        for name in (WORKSPACE, WORKSPACE + "0"):
+            store.open_workspace(name)
+        store.fence_workspace(WORKSPACE)
+        store.drop_workspace(WORKSPACE)
+        assert store.has_workspace(WORKSPACE + "0")
+        self.put(store, b"data", WORKSPACE + "0")
+        store.publish(WORKSPACE + "0", "snapshots/s1", "manifest.json", b"{}")
+
+    # Publication
+
+    def test_a_publication_is_seen_whole(self, store: Store, again: Callable[[], Store]) -> None:
+        """Under its final name only."""
+        store.open_workspace(WORKSPACE)
+        store.publish(WORKSPACE, "snapshots/s1", "manifest.json", b"manifest")
+        assert again().get("snapshots/s1/manifest.json", limit=100) == b"manifest"
+        assert again().names("snapshots") == ["s1"]
+        assert again().names("snapshots/s1") == ["manifest.json"]
+        store.drop_workspace(WORKSPACE)
+        assert again().get("snapshots/s1/manifest.json", limit=100) == b"manifest"
+
+    def test_a_publication_is_exclusive(self, store: Store, again: Callable[[], Store]) -> None:
+        """The first one stays; the loser may publish something else."""
+        for name in ("attempts/a1", "attempts/a2"):
+            store.open_workspace(name)
+        store.publish("attempts/a1", "snapshots/s1", "manifest.json", b"first")
+        for handle in (store, again()):
+            with pytest.raises(ConflictError):
+                handle.publish("attempts/a2", "snapshots/s1", "manifest.json", b"second")
+        assert store.get("snapshots/s1/manifest.json", limit=10) == b"first"
+        assert store.names("snapshots/s1") == ["manifest.json"]
+        store.publish("attempts/a2", "snapshots/s2", "manifest.json", b"second")
+        assert store.names("snapshots") == ["s1", "s2"]
+
+    def test_of_many_publishers_one_wins(self, store: Store, again: Callable[[], Store]) -> None:
+        """Several rounds, each with a barrier; the winner's bytes are what is read."""
+        for attempt in range(10):
+            folder = f"snapshots/s{attempt}"
+            winners: list[int] = []
+            barrier = threading.Barrier(6)
+
+            def run(
+                number: int,
+                attempt: int = attempt,
+                folder: str = folder,
+                barrier: threading.Barrier = barrier,
+                winners: list[int] = winners,
+            ) -> None:
+                handle = again()
+                workspace = f"attempts/r{attempt}w{number}"
+                handle.open_workspace(workspace)
+                barrier.wait()
+                with contextlib.suppress(ConflictError):
+                    handle.publish(workspace, folder, "manifest.json", b"%d" % number * 5000)
+                    winners.append(number)
+
+            threads = [threading.Thread(target=run, args=(number,)) for number in range(6)]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+            assert len(winners) == 1
+            data = store.get(f"{folder}/manifest.json", limit=10_000)
+            assert data == b"%d" % winners[0] * 5000
+
+    def test_a_location_opens_the_store_again(self, store: Store) -> None:
+        """And says what was probed."""
+        assert store.location
+        assert all(isinstance(value, bool) for value in store.capabilities.values())
