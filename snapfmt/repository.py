@@ -23,7 +23,8 @@ from snapfmt.errors import (
 from snapfmt.format import canonical, compat, layout
 from snapfmt.limits import DEFAULT_LIMITS, Limits
 from snapfmt.reading.snapshot import Snapshot
-from snapfmt.reading.verify import Progress, VerifyReport, verify
+from snapfmt.reading.report import VerifyReport
+from snapfmt.reading.verify import Progress, verify
 from snapfmt.storage.local import LocalStore
 from snapfmt.writing.attempt import Attempt, reclaim
 from snapfmt.writing.owner import current_owner, is_dead

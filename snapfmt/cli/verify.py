@@ -12,7 +12,7 @@ from snapfmt.cli.text import size
 from snapfmt.errors import NotPublished, SnapfmtError
 
 if TYPE_CHECKING:
-    from snapfmt.reading.verify import VerifyReport
+    from snapfmt.reading.report import VerifyReport
     from snapfmt.repository import Repository
 
 
@@ -44,7 +44,11 @@ def run(options: Options, console: Console) -> Outcome:
     total = _work(repository) if deep and number is None else None
     with progress("verifying", total) as advance:
         report = repository.verify(number, deep=deep, progress=advance)
-    code = ExitCode.OK if report.ok else ExitCode.DAMAGE
+    code = ExitCode.OK
+    if report.damage:
+        code = ExitCode.DAMAGE
+    elif report.unknown:
+        code = ExitCode.NOTHING
     return Result(report.as_json(), _text(report), code)
 
 
@@ -76,16 +80,23 @@ def _work(repository: "Repository") -> int | None:
         return None
 
 
+def _result(report: "VerifyReport") -> str:
+    if report.damage:
+        return "DAMAGED"
+    return "UNKNOWN: something here needs a newer snapfmt" if report.unknown else "good"
+
+
 def _text(report: "VerifyReport") -> list[Block]:
     depth = "deep: every byte" if report.deep else "shallow: documents and sizes"
-    leftovers = len(report.findings) - len(report.damage)
+    leftovers = len(report.findings) - len(report.damage) - len(report.unknown)
     pairs = [
-        ("result", "good" if report.ok else "DAMAGED"),
+        ("result", _result(report)),
         ("checked", depth),
         ("snapshots", " ".join(str(number) for number in report.snapshots) or "none"),
         ("objects", str(report.objects)),
         ("bytes", size(report.bytes)),
         ("damage", str(len(report.damage))),
+        ("unknown", str(len(report.unknown))),
         ("leftovers", str(leftovers)),
     ]
     blocks: list[Block] = [Fields(pairs)]

@@ -217,6 +217,8 @@ class SegmentReader:
                     )
                 )
             _check_header(bytes(header), place, columns, what=label)
+            for column in columns:
+                _check_text(column, what=label)
             stored = [columns[0].value(row) for row in range(place.rows)]
             if stored != keys[place.row_start : place.row_start + place.rows]:
                 raise FormatError("keys of the rows differ from the keys entry", what=label)
@@ -255,3 +257,20 @@ def _check_header(
     nodes = [node for column in columns for node in arrow_stream.nodes(column)]
     if header != arrow_stream.batch_header(place.rows, nodes, places, position):
         raise FormatError("Arrow metadata does not fit the batch index", what=what)
+
+
+def _check_text(column: Column, *, what: str) -> None:
+    """Every row of text and tagged JSON can be read back."""
+    kind = column.signature.kind
+    if kind not in ("text", "value"):
+        return
+    try:
+        column.values.tobytes().decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise FormatError(f"text is not UTF-8: {error}", what=what) from error
+    starts = column.offsets[:-1][column.offsets[:-1] < len(column.values)]
+    if ((column.values[starts].view(np.uint8) & 0xC0) == 0x80).any():
+        raise FormatError("a row begins inside a character", what=what)
+    if kind == "value":
+        for row in range(column.rows):
+            column.value(row)

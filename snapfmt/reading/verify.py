@@ -4,70 +4,32 @@ Damage never raises here: all of it is found and listed.
 """
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass, field
-from typing import Any, Literal
 
-from snapfmt.errors import CorruptError, NotFoundError, SnapfmtError, StorageError
-from snapfmt.format import canonical, digest, jsonl, layout, pack
+from snapfmt.errors import (
+    CorruptError,
+    NotFoundError,
+    NotPublished,
+    SnapfmtError,
+    StorageError,
+    UnsupportedFeature,
+    UnsupportedVersion,
+)
+from snapfmt.format import canonical, compat, digest, jsonl, layout, pack
+from snapfmt.format.reach import extents
 from snapfmt.limits import DEFAULT_LIMITS, MIB, Limits
 from snapfmt.reading.checks import check_records, receipt_problem
+from snapfmt.reading.report import Finding, Severity, VerifyReport
 from snapfmt.reading.segment import SegmentReader
 from snapfmt.reading.snapshot import Part, Snapshot
 from snapfmt.storage.base import Store
 from snapfmt_schemas.manifest import RepositoryDocument
 from snapfmt_schemas.part import Location
 
-Severity = Literal["damage", "extra", "leftover"]
 Progress = Callable[[int, str], None]
 """Called with the bytes that were just checked and what they belong to."""
 
 BLOCK = 4 * MIB
 _TOLERATED = ("lost+found", ".nfs", ".probe-", ".DS_Store")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Finding:
-    """One way in which a repository breaks the spec."""
-
-    rule: str
-    """Stable name: missing, truncated, digest, format, unreadable, misplaced, extra, leftover."""
-    severity: Severity
-    path: str
-    message: str
-    snapshots: tuple[int, ...] = ()
-    """Snapshots that it harms."""
-
-
-@dataclass(slots=True)
-class VerifyReport:
-    """What was checked and what was found."""
-
-    deep: bool
-    snapshots: list[int] = field(default_factory=list)
-    objects: int = 0
-    bytes: int = 0
-    findings: list[Finding] = field(default_factory=list)
-
-    @property
-    def damage(self) -> list[Finding]:
-        """Findings that are not mere leftovers of a crashed save."""
-        return [item for item in self.findings if item.severity != "leftover"]
-
-    @property
-    def ok(self) -> bool:
-        """Whether nothing but leftovers was found."""
-        return not self.damage
-
-    def as_json(self) -> dict[str, Any]:
-        """Plain values for `--json`."""
-        return {
-            "ok": self.ok,
-            "deep": self.deep,
-            "snapshots": self.snapshots,
-            "objects": self.objects,
-            "bytes": self.bytes,
-            "findings": [asdict(item) for item in self.findings],
-        }
 
 
 def verify(
@@ -115,6 +77,10 @@ class _Audit:
         self._ends: dict[str, int] = {}
         """Pack key -> end of its last extent."""
         self._checked: set[bytes] = set()
+        self._keys: dict[str, set[str]] = {}
+        """Table -> keys of the snapshot that is being read, over all its parts."""
+        self._blind = False
+        """Whether something that reaches objects could not be read."""
         self.report = VerifyReport(deep=deep)
 
     def repository(self) -> None:
@@ -122,7 +88,7 @@ class _Audit:
         key, size = layout.REPOSITORY_KEY, self._limits.lease_size
         try:
             data = self._store.get(key, limit=size)
-            document = canonical.decode(data, RepositoryDocument, what=key, size_limit=size)
+            document = compat.decode_root(data, RepositoryDocument, what=key, size_limit=size)
             if data != canonical.encode(document):
                 self._find("format", "damage", key, "document is not in canonical form")
         except SnapfmtError as error:
@@ -157,8 +123,10 @@ class _Audit:
                 else item
             )
         except SnapfmtError as error:
+            self._blind = True
             self._failed(error, key, number)
             return
+        self._keys = {}
         manifest = snapshot.manifest
         data = self._store.get(key, limit=self._limits.manifest_size)
         if data != canonical.encode(manifest):
@@ -174,6 +142,7 @@ class _Audit:
             index = part.index
             problem = receipt_problem(part, receipt)
         except SnapfmtError as error:
+            self._blind = True
             self._failed(error, key, number)
             return
         if problem:
@@ -207,10 +176,10 @@ class _Audit:
         for name in part.table_names():
             where = f"{part.name}/{name}"
             with _Catch(self, layout.object_key(part.receipt.index_digest), number, where):
-                self._table(part.segments(name), where, number)
+                self._table(name, part.segments(name), where, number)
 
-    def _table(self, segments: Sequence[SegmentReader], where: str, number: int) -> None:
-        keys: set[str] = set()
+    def _table(self, name: str, segments: Sequence[SegmentReader], where: str, number: int) -> None:
+        keys = self._keys.setdefault(name, set())
         for item in segments:
             key = layout.object_key(item.document.data.pack)
             with _Catch(self, key, number, where):
@@ -273,14 +242,13 @@ class _Audit:
 
     def beside(self) -> None:
         """Whatever lies in the repository that no snapshot reaches."""
-        live = self._live_objects()
+        strays: list[tuple[str, int]] = []
         for key, size in self._store.walk(""):
             top, name = key.split("/")[0], key.rpartition("/")[2]
             if key == layout.REPOSITORY_KEY or top == layout.SNAPSHOTS or key in self._reach:
                 continue
             if top == layout.OBJECTS and layout.object_digest(key) is not None:
-                if key not in live:
-                    self._stray(key, size)
+                strays.append((key, size))
             elif top == layout.ATTEMPTS:
                 self._attempt(key)
             elif top != layout.PINS and not any(_tolerated(step) for step in key.split("/")):
@@ -288,6 +256,30 @@ class _Audit:
                 if name.startswith(".") and name.endswith(".tmp"):
                     rule, text = ("leftover", "temporary file of a crashed write")
                 self._find(rule, "leftover" if rule == "leftover" else "extra", key, text)
+
+        live = self._live_objects()
+        self._reach_since()
+        for key, size in strays:
+            if key not in live and key not in self._reach:
+                self._stray(key, size)
+
+    def _reach_since(self) -> None:
+        """What snapshots reach that were published while the audit ran.
+
+        Journals are read before: an object leaves its journal only after its publication.
+        """
+        for name in self._store.names(layout.SNAPSHOTS):
+            number = layout.snapshot_number(name)
+            if number is None or number in self.report.snapshots:
+                continue
+            try:
+                for part in Snapshot.open(self._store, number, limits=self._limits).parts():
+                    self._reach[layout.object_key(part.receipt.index_digest)] = {number}
+                    self._reach |= {layout.object_key(p): {number} for p in extents(part.index)}
+            except NotPublished:
+                continue
+            except SnapfmtError:
+                self._blind = True
 
     def _live_objects(self) -> set[str]:
         return {
@@ -316,17 +308,25 @@ class _Audit:
             except SnapfmtError as error:
                 self._failed(error, key)
                 return
-        self._find("leftover", "leftover", key, "no snapshot reaches it")
+        if self._blind:
+            text = "no snapshot that could be read reaches it; do not delete it"
+            self._find("unreached", "unknown", key, text)
+        else:
+            self._find("leftover", "leftover", key, "no snapshot reaches it")
 
     def _failed(self, error: SnapfmtError, path: str, *numbers: int) -> None:
         rule = "format"
-        if isinstance(error, NotFoundError):
+        severity: Severity = "damage"
+        if isinstance(error, (UnsupportedFeature, UnsupportedVersion)):
+            rule = "unsupported"
+            severity = "unknown"
+        elif isinstance(error, NotFoundError):
             rule = "missing"
         elif isinstance(error, StorageError):
             rule = "unreadable"
         elif isinstance(error, CorruptError) and error.code == "CorruptObject":
             rule = "truncated" if "truncated" in error.message else "digest"
-        self._find(rule, "damage", path, str(error), numbers)
+        self._find(rule, severity, path, str(error), numbers)
 
     def _find(
         self,

@@ -29,6 +29,7 @@ from snapfmt.errors import (
     SnapfmtError,
 )
 from snapfmt.format import canonical, digest, layout
+from snapfmt.format.reach import extents
 from snapfmt.limits import DEFAULT_LIMITS, Limits
 from snapfmt.storage.base import Store
 from snapfmt.writing.part import PartWriter
@@ -284,19 +285,6 @@ class Attempt:
     def _check_lease(self) -> None:
         if not self._store.has_workspace(layout.workspace_key(self.id)):
             raise LeaseExpired("the attempt was taken over", what=self.id, hint="start a new save")
-
-
-def extents(index: PartIndex) -> dict[str, int]:
-    """Every pack that a part index reaches, and the end of the last byte that it reaches."""
-    places = [entry.location for entry in index.entries]
-    for table in index.tables:
-        for item in table.segments:
-            places += [item.data, item.batches, item.keys]
-            places += [item.live] if item.live is not None else []
-    found: dict[str, int] = {}
-    for place in places:
-        found[place.pack] = max(found.get(place.pack, 0), place.offset + place.size)
-    return found
 
 
 def reclaim(store: Store, attempt_id: str) -> int:

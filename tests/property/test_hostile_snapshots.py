@@ -101,7 +101,7 @@ def change(value: Any, rng: random.Random) -> None:
 
 
 @given(seed=st.integers(0, 2**32))
-@settings(max_examples=250, suppress_health_check=list(HealthCheck))
+@settings(max_examples=120, suppress_health_check=list(HealthCheck))
 def test_a_part_index_that_lies(origin: Path, seed: int) -> None:
     rng = random.Random(seed)
     with tempfile.TemporaryDirectory() as folder:
@@ -120,7 +120,7 @@ def test_a_part_index_that_lies(origin: Path, seed: int) -> None:
 
 
 @given(seed=st.integers(0, 2**32))
-@settings(max_examples=150, suppress_health_check=list(HealthCheck))
+@settings(max_examples=80, suppress_health_check=list(HealthCheck))
 def test_a_root_document_that_lies(origin: Path, seed: int) -> None:
     rng = random.Random(seed)
     with tempfile.TemporaryDirectory() as folder:
@@ -139,7 +139,7 @@ def test_a_root_document_that_lies(origin: Path, seed: int) -> None:
 
 
 @given(seed=st.integers(0, 2**32))
-@settings(max_examples=400, suppress_health_check=list(HealthCheck))
+@settings(max_examples=200, suppress_health_check=list(HealthCheck))
 def test_indexes_inside_a_pack_that_lie(origin: Path, seed: int) -> None:
     """Batch indexes, keys and record indexes: Arrow streams from a hostile writer."""
     rng = random.Random(seed)
