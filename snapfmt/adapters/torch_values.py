@@ -8,7 +8,7 @@ import numpy.typing as npt
 import torch
 
 from snapfmt.errors import InputError, UnsupportedValue
-from snapfmt.format.columns import MISSING, Column, Signature, offsets_of
+from snapfmt.format.columns import MAX_AXES, MISSING, Column, Signature, offsets_of
 from snapfmt.format.dtypes import LOGICAL, storage_dtype
 
 _SIGNED = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
@@ -68,6 +68,8 @@ def signature_of(value: torch.Tensor) -> Signature:
         raise UnsupportedValue(f"{what} tensor cannot be one row", hint="unbind it into rows")
     if value.device.type == "meta":
         raise UnsupportedValue("a meta tensor has no bytes")
+    if value.dim() > MAX_AXES:
+        raise UnsupportedValue(f"a tensor of {value.dim()} axes cannot be stored")
     return Signature("tensor", name, value.dim())
 
 

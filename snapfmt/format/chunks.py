@@ -9,7 +9,7 @@ import pyarrow as pa
 
 from snapfmt.errors import CorruptObject, FormatError
 from snapfmt.format import arrow_stream, digest, zframes
-from snapfmt.format.columns import Column, Signature, offsets_of
+from snapfmt.format.columns import MAX_AXES, Column, Signature, offsets_of
 from snapfmt.format.dtypes import LOGICAL, storage_dtype, widenings
 from snapfmt.limits import DEFAULT_LIMITS, Limits
 from snapfmt_schemas.part import ColumnSpec
@@ -38,6 +38,8 @@ def signature_from(spec: ColumnSpec) -> Signature:
     if signature.is_array:
         if spec.dtype not in LOGICAL or spec.physical not in widenings(spec.dtype):
             raise FormatError(f"column stores {spec.dtype!r} as {spec.physical!r}", what=spec.name)
+        if spec.ndim > MAX_AXES:
+            raise FormatError(f"column has {spec.ndim} axes", what=spec.name)
     elif spec.dtype or spec.ndim:
         raise FormatError("a column without elements has no dtype and no axes", what=spec.name)
     return signature

@@ -23,6 +23,10 @@ Kind = Literal["tensor", "ndarray", "text", "bytes", "value"]
 _NUMPY_NAMES = frozenset(np.dtype(code).name for code in "?bhiqBHIQefd")
 
 
+MAX_AXES = 64
+"""Axes of one value; numpy has no more."""
+
+
 class _Missing:
     """The one value of cells that were never produced."""
 

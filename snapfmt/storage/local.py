@@ -27,6 +27,7 @@ from snapfmt.errors import (
 from snapfmt.storage.base import Buffer
 from snapfmt.storage.faults import typed
 from snapfmt.storage.posix import (
+    create_unnamed,
     fsync_directory,
     fsync_file,
     open_beneath,
@@ -140,7 +141,7 @@ class LocalStore:
             raise typed(error, prefix) from error
 
     def create(self, key: str, data: Buffer) -> None:
-        """Write a document unless it exists: a hard link from a finished temporary file."""
+        """Write a document unless it exists: a hard link from a finished file without a name."""
         self._document(key, data, exclusive=True)
 
     def replace(self, key: str, data: Buffer) -> None:
@@ -152,14 +153,15 @@ class LocalStore:
         temporary = target.with_name(f".{target.name}.{secrets.token_hex(8)}.tmp")
         try:
             target.parent.mkdir(exist_ok=True)
-            try:
-                _write_file(temporary, [data])
-                if exclusive:
-                    os.link(temporary, target)
-                else:
-                    temporary.rename(target)
-            finally:
-                temporary.unlink(missing_ok=True)
+            if not exclusive or not create_unnamed(target, data):
+                try:
+                    _write_file(temporary, [data])
+                    if exclusive:
+                        os.link(temporary, target)
+                    else:
+                        temporary.rename(target)
+                finally:
+                    temporary.unlink(missing_ok=True)
             fsync_directory(target.parent)
             fsync_directory(target.parent.parent)
         except FileExistsError as error:

@@ -71,6 +71,34 @@ def size_beneath(root: Path, key: str) -> int | None:
     return status.st_size if stat.S_ISREG(status.st_mode) else None
 
 
+def create_unnamed(target: Path, data: Buffer) -> bool:
+    """Create a file through one that has no name yet, so that a crash leaves nothing behind.
+
+    Returns False, with nothing done, where the file system has no such files.
+
+    Raises:
+        FileExistsError: If the target exists.
+    """
+    if not hasattr(os, "O_TMPFILE"):
+        return False
+    try:
+        descriptor = os.open(target.parent, os.O_TMPFILE | os.O_WRONLY | os.O_CLOEXEC, 0o644)
+    except OSError as error:
+        if error.errno in (*_NO_DIRECTORY_SYNC, errno.EISDIR, errno.ENOENT):
+            return False
+        raise
+    try:
+        write_all(descriptor, data)
+        fsync_file(descriptor)
+        # With a directory the call follows the link in /proc to the file itself.
+        os.link(f"/proc/self/fd/{descriptor}", target, src_dir_fd=descriptor, follow_symlinks=True)
+    except FileNotFoundError:
+        return False
+    finally:
+        os.close(descriptor)
+    return True
+
+
 def open_beneath(root: Path, key: str) -> int:
     """Open a regular file below `root` for reading; no step of the path may be a link."""
     *folders, name = key.split("/")

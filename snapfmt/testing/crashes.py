@@ -53,6 +53,8 @@ class SystemCalls:
 
         def opened(path: Any, flags: int, mode: int = 0o777, *, dir_fd: int | None = None) -> int:
             shown = self._shown(path, dir_fd)
+            if flags & os.O_TMPFILE == os.O_TMPFILE:
+                shown += "/(unnamed)"
             # Only what makes a file changes the disk.
             call = Call("open", shown) if flags & os.O_CREAT else None
             run = partial(real["open"], path, flags, mode, dir_fd=dir_fd)
@@ -90,6 +92,9 @@ class SystemCalls:
         return self
 
     def _shown(self, path: Any, dir_fd: int | None) -> str:
+        open_file = str(os.fspath(path)).removeprefix("/proc/self/fd/")
+        if open_file.isdigit():
+            return self._paths.get(int(open_file), open_file)
         folder = "" if dir_fd is None else self._paths.get(dir_fd, "")
         return os.path.join(folder, os.fspath(path))
 
@@ -110,7 +115,7 @@ class SystemCalls:
             return run()
 
     def _concerns(self, call: Call) -> bool:
-        return call.path.startswith(str(self.root))
+        return call.path.startswith(str(self.root)) or call.target.startswith(str(self.root))
 
     def names(self) -> list[str]:
         """Names of the calls, in order."""

@@ -49,8 +49,13 @@ def array_bits(array: np.ndarray[Any, Any]) -> tuple[str, tuple[int, ...], bytes
 def tensor_bits(tensor: Any) -> tuple[str, tuple[int, ...], bytes]:
     """dtype, shape and bits of a torch tensor of any dtype."""
     torch = import_module("torch")
-    flat = tensor.detach().resolve_conj().resolve_neg().contiguous().reshape(-1)
-    data = flat.view(torch.uint8).numpy().tobytes() if flat.numel() else b""
+    flat = tensor.detach().resolve_conj().resolve_neg().reshape(-1)
+    # A clone is dense also where one element has a stride of two.
+    data = (
+        flat.clone(memory_format=torch.contiguous_format).view(torch.uint8).numpy().tobytes()
+        if flat.numel()
+        else b""
+    )
     return str(tensor.dtype), tuple(tensor.shape), data
 
 

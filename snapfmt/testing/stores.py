@@ -141,6 +141,10 @@ class FaultyStore(WrappedStore):
         """As the inner store, or the error."""
         self._run("create", key, data)
 
+    def sync(self, keys: Iterable[str]) -> None:
+        """As the inner store, or the error."""
+        self._run("sync", keys)
+
     def get(self, key: str, *, limit: int) -> bytes:
         """As the inner store, or the error."""
         error = self.errors.get("get")

@@ -42,8 +42,13 @@ def _leaves() -> st.SearchStrategy[Any]:
     )
 
 
-def plain_values() -> st.SearchStrategy[Any]:
+@st.composite
+def plain_values(draw: st.DrawFn) -> Any:
     """Plain Python values: what tagged JSON keeps exactly."""
+    return draw(_PLAIN)
+
+
+def _plain_values() -> st.SearchStrategy[Any]:
     keys = st.one_of(TEXT, st.integers(), st.booleans(), st.none(), st.tuples(st.integers(), TEXT))
 
     def extend(inner: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
@@ -59,6 +64,10 @@ def plain_values() -> st.SearchStrategy[Any]:
 
     leaves = st.one_of(_leaves(), st.binary(max_size=8).map(bytearray), numpy_scalars())
     return st.recursive(leaves, extend, max_leaves=12)
+
+
+# Made once, and hidden behind composites: Hypothesis prints a strategy as deep as it is.
+_PLAIN = _plain_values()
 
 
 def arrays(max_dims: int = 3) -> st.SearchStrategy[np.ndarray[Any, Any]]:
@@ -103,11 +112,14 @@ def appends(
             max_size=4,
         )
     )
-    any_cell = cells(torch=torch)
-    # Most columns of a run have one type; a few have several.
-    per_column = {
-        name: draw(st.sampled_from([any_cell, TEXT, arrays(1), plain_values()])) for name in names
+    kinds = {
+        "any": cells(torch=torch),
+        "text": TEXT,
+        "arrays": arrays(1),
+        "values": plain_values(),
     }
+    # Most columns of a run have one type; a few have several.
+    per_column = {name: kinds[draw(st.sampled_from(sorted(kinds)))] for name in names}
     result = []
     for call in range(draw(st.integers(0, 3))):
         rows = draw(st.integers(0, max_rows))

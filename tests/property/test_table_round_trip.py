@@ -52,7 +52,7 @@ def got(reader: TableReader) -> dict[str, dict[str, Any]]:
 @given(
     calls=appends(), batch=st.sampled_from([1, 200, 1 << 20]), rows=st.sampled_from([1, 3, 4096])
 )
-@settings(max_examples=150, suppress_health_check=list(HealthCheck))
+@settings(max_examples=100, suppress_health_check=list(HealthCheck))
 def test_any_table_comes_back(calls: Appends, batch: int, rows: int) -> None:
     with pytest.MonkeyPatch.context() as patch, tempfile.TemporaryDirectory() as folder:
         # Small batches, so that a few rows make several batches and segments.

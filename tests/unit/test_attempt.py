@@ -242,6 +242,17 @@ def test_a_lost_reply_to_ones_own_write_is_success(
     assert repository.verify().findings == []
 
 
+def test_a_lost_reply_that_may_not_be_durable_is_unknown(repository: Repository) -> None:
+    attempt = repository.begin()
+    receipt = receipt_of(attempt)
+    errors = {"publish": StorageError("reset"), "sync": StorageError("input/output error")}
+    faulty(attempt, applied=True, **errors)
+    with pytest.raises(CommitOutcomeUnknown, match="durable"):
+        attempt.publish([receipt])
+    attempt.abandon()
+    assert contents(repository.snapshot())["p/x"] == b"data"
+
+
 @pytest.mark.parametrize("error", LOST[:2], ids=lambda error: type(error).__name__)
 def test_a_failed_write_is_not_published_and_can_be_tried_again(
     repository: Repository, error: SnapfmtError

@@ -399,6 +399,13 @@ def test_types_that_the_format_lacks_are_refused(dtype: str, physical: str) -> N
         chunks.signature_from(spec)
 
 
+def test_axes_are_bounded() -> None:
+    for ndim in (65, 2**31, 2**70):
+        spec = ColumnSpec(name="x", kind="tensor", dtype="int64", ndim=ndim, physical="int64")
+        with pytest.raises(FormatError, match="axes"):
+            chunks.signature_from(spec)
+
+
 def test_buffers_too_large_to_inflate_are_stored_as_they_are(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

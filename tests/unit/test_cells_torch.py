@@ -155,6 +155,7 @@ REFUSED = {
     "sparse": lambda: torch.eye(3).to_sparse(),
     "csr": lambda: torch.eye(3).to_sparse_csr(),
     "meta": lambda: torch.empty(2, device="meta"),
+    "too many axes": lambda: torch.ones([1] * 65),
     "nested": lambda: torch.nested.nested_tensor([torch.ones(2), torch.ones(1)]),
 }
 
