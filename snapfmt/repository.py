@@ -22,8 +22,8 @@ from snapfmt.errors import (
 )
 from snapfmt.format import canonical, compat, layout
 from snapfmt.limits import DEFAULT_LIMITS, Limits
-from snapfmt.reading.snapshot import Snapshot
 from snapfmt.reading.report import VerifyReport
+from snapfmt.reading.snapshot import Snapshot
 from snapfmt.reading.verify import Progress, verify
 from snapfmt.storage.local import LocalStore
 from snapfmt.writing.attempt import Attempt, reclaim
@@ -33,6 +33,8 @@ from snapfmt_schemas.attempt import Lease, Ticket
 from snapfmt_schemas.fingerprint import Fingerprint
 from snapfmt_schemas.manifest import BaseSnapshot, RepositoryDocument
 
+MAX_LEASE_SECONDS = 366 * 24 * 3600.0
+"""No lease is longer than this many seconds."""
 LEASE_SECONDS = 3600.0
 """How long an attempt may run before another save may take it over."""
 
@@ -160,6 +162,7 @@ class Repository:
             if not numbers:
                 raise NotPublished("no snapshot was published here", what=self.location)
             number = numbers[-1]
+        _check_number(number, "number")
         return Snapshot.open(self._store, number, repository_id=self.id, limits=self._limits)
 
     def latest(
@@ -206,7 +209,7 @@ class Repository:
         raise NoMatch(
             f"no snapshot fits: {reasons or 'none was published'}",
             what=self.location,
-            hint="run `snapfmt verify` on it",
+            hint="run `snapfmt verify` on it" if passed else "save one first",
         )
 
     def begin(
@@ -225,6 +228,13 @@ class Repository:
             StorageError: If the storage cannot be written.
         """
         compat.require(self._document.features, "write", what=layout.REPOSITORY_KEY)
+        for name, value in (("number", number), ("base", base)):
+            if value is not None:
+                _check_number(value, name)
+        if not _is_seconds(lease_seconds):
+            raise InputError("lease_seconds is a number of seconds", what=repr(lease_seconds))
+        if attempt_id is not None and not layout.is_attempt_id(attempt_id):
+            raise InputError("an attempt id is 32 hex digits", what=repr(attempt_id))
         self._store.prepare()
         self.clean_up()
         # Also a folder without a manifest keeps its number: nothing can be renamed onto it.
@@ -304,6 +314,8 @@ class Repository:
 
 
 def _path(location: str | os.PathLike[str]) -> Path:
+    if isinstance(location, bytes) or not isinstance(location, (str, os.PathLike)):
+        raise InputError("a location is a path as text", what=repr(location))
     text = os.fspath(location)
     if "://" in text and not text.startswith("file://"):
         raise UnsupportedFeature(
@@ -311,6 +323,15 @@ def _path(location: str | os.PathLike[str]) -> Path:
             what=text.split("://")[0],
         )
     return Path(text.removeprefix("file://"))
+
+
+def _check_number(value: object, name: str) -> None:
+    if type(value) is not int:
+        raise InputError(f"{name} is a whole number", what=repr(value))
+
+
+def _is_seconds(value: object) -> bool:
+    return type(value) in (int, float) and abs(float(str(value))) < MAX_LEASE_SECONDS
 
 
 def _create(store: LocalStore, repository_id: str | None) -> None:
@@ -329,6 +350,8 @@ def _create(store: LocalStore, repository_id: str | None) -> None:
 
 
 def _ticket(text: str | bytes) -> Ticket:
+    if not isinstance(text, (str, bytes)):
+        raise InputError("a ticket is JSON text", what=repr(text)[:80])
     data = text.encode() if isinstance(text, str) else text
     try:
         return canonical.decode(data, Ticket, what="ticket", size_limit=DEFAULT_LIMITS.lease_size)

@@ -24,10 +24,12 @@ REDACTED: Final = "[redacted]"
 """What stands in the place of a secret."""
 
 SECRET_WORDS: Final = _word_set(
-    "password passwords passwd passphrase secret secrets credential credentials authorization "
-    "cookie cookies bearer apikey jwt dsn"
+    "password passwords passwd passphrase pwd secret secrets credential credentials "
+    "authorization cookie cookies cookiejar bearer apikey jwt dsn otp"
 )
 """A name that has one of these words is secret."""
+SECRET_ENDINGS: Final = ("password", "passwords", "passwd", "passphrase")
+"""So is one with a word that ends so (`PGPASSWORD`)."""
 SECRET_PAIRS: Final = frozenset(
     {
         ("api", "key"),
@@ -45,6 +47,15 @@ SECRET_PAIRS: Final = frozenset(
     }
 )
 """So is one that has two of these side by side."""
+VENDORS: Final = _word_set(
+    "openai anthropic wandb hf huggingface ngc nvidia github gitlab azure aws gcp gemini mistral "
+    "cohere groq openrouter deepseek serper tavily"
+)
+"""So is one that ends in one of these and `key`."""
+HEADER_NAMES: Final = _word_set(
+    "authorization proxy-authorization cookie set-cookie x-api-key api-key"
+)
+"""The value of a pair `[name, value]` with one of these is secret, wherever the pair stands."""
 INNOCENT_ENDINGS: Final = _word_set(
     "url uri type path paths file files env name mode enabled required scheme endpoint policy "
     "ttl expiry expires length len count ids mask id status"
@@ -62,7 +73,15 @@ _TOKEN_WORDS = _word_set(
     "access auth authentication bearer refresh hf hub api oauth session security csrf xsrf "
     "github gitlab wandb ngc"
 )
-_TOKEN_SIBLINGS = frozenset({"logprob", "logprobs", "top_logprobs", "bytes", "token_id", "rank"})
+_LOGPROBS = ("logprob", "logprobs", "top_logprobs")
+_TOKEN_FACTS = ("bytes", "token_id", "rank")
+_JOINED = (
+    {"".join(pair): pair for pair in SECRET_PAIRS}
+    | {f"{vendor}key": (vendor, "key") for vendor in VENDORS}
+    | {f"{word}{end}": (word, end) for word in _TOKEN_WORDS for end in ("token", "tokens")}
+)
+"""What is also written as one word (`apikeys`, `openaikey`, `authtoken`)."""
+_LETTERED = re.compile(r"(?<=[Tt]oken)[A-Z]$")
 _CAMEL = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
 _SEPARATOR = re.compile(r"[^A-Za-z0-9]+")
 
@@ -80,13 +99,19 @@ def words(name: str) -> tuple[str, ...]:
 @lru_cache(maxsize=4096)
 def verdict(name: str) -> Verdict:
     """What a name alone says; the two token verdicts also depend on the value."""
-    parts = words(name)
+    parts = _normal_words(name)
     if not parts or parts[-1] in INNOCENT_ENDINGS:
         return "plain"
     if not SECRET_WORDS.isdisjoint(parts) or parts[-1] == "auth":
         return "secret"
+    if any(part.endswith(SECRET_ENDINGS) for part in parts):
+        return "secret"
     if any(pair in SECRET_PAIRS for pair in pairwise(parts)):
         return "secret"
+    if parts[-1] == "key" and parts[-2:-1] and parts[-2] in VENDORS:
+        return "secret"
+    if parts[-2:] == ("token", "value") and parts[-3:-2] and parts[-3] in _TOKEN_WORDS:
+        return "token"
     before = parts[-2] if len(parts) > 1 else ""
     if parts[-1] == "token":
         if not before:
@@ -95,6 +120,21 @@ def verdict(name: str) -> Verdict:
     if parts[-1] == "tokens" and before in _TOKEN_WORDS:
         return "token"
     return "plain"
+
+
+def _normal_words(name: str) -> tuple[str, ...]:
+    """Words without the numbers that tell names apart, and with joined words taken apart."""
+    parts = list(words(_LETTERED.sub("", name)))
+    while parts and parts[-1].isdigit():
+        parts.pop()
+    # A vendor's own capitals split its name (`OpenAIKey`).
+    if joined := _JOINED.get("".join(parts)):
+        return joined
+    found: list[str] = []
+    for part in parts:
+        plain = part.rstrip("0123456789") or part
+        found += _JOINED.get(plain, (plain,))
+    return tuple(found)
 
 
 def secret_kind(
@@ -112,9 +152,20 @@ def secret_kind(
         return "all"
     if found == "token":
         return "text"
-    if found == "bare-token" and _TOKEN_SIBLINGS.isdisjoint(siblings):
+    if found == "bare-token" and not _is_text_piece(siblings):
         return "text"
     return ""
+
+
+def _is_text_piece(siblings: Mapping[str, Any]) -> bool:
+    """Whether an object with `token` is one token of a model's output."""
+    if any(name in siblings for name in _LOGPROBS):
+        return True
+    # Text there is an id of another kind: that of a credential.
+    return any(
+        name in siblings and not isinstance(siblings[name], (str, dict, bool))
+        for name in _TOKEN_FACTS
+    )
 
 
 def redact(value: Any, extra_keys: Collection[str] = ()) -> tuple[Any, tuple[str, ...]]:
@@ -122,7 +173,8 @@ def redact(value: Any, extra_keys: Collection[str] = ()) -> tuple[Any, tuple[str
 
     An object or array under a secret name keeps its shape and its own names, so that a
     record stays valid; each text and number in it is replaced. Null, true, false and empty
-    text stay. Inside a name that ends in `headers`, pairs `[name, value]` count as well.
+    text stay. Pairs `[name, value]` count as well: inside a name that ends in `headers` all of
+    them, elsewhere those of `HEADER_NAMES`.
 
     Args:
         value: Any JSON value; it is not changed.
@@ -147,7 +199,7 @@ def redact(value: Any, extra_keys: Collection[str] = ()) -> tuple[Any, tuple[str
         elif isinstance(node, list):
             items: list[Any] = [None] * len(node)
             holder[place] = items
-            pair = _header_secret(node, extra) if headers else ""
+            pair = _header_secret(node, extra, headers)
             for index, child in enumerate(node):
                 kind = pair if pair and index == 1 else scope
                 todo.append((child, items, index, f"{path}[{index}]", kind, headers))
@@ -165,10 +217,17 @@ def redact_record(record: R, extra_keys: Collection[str] = ()) -> tuple[R, tuple
     return (from_value(type(record), value), paths) if paths else (record, paths)
 
 
-def _header_secret(node: list[Any], extra: Collection[tuple[str, ...]]) -> str:
-    if len(node) == 2 and isinstance(node[0], str):
+def _header_secret(node: list[Any], extra: Collection[tuple[str, ...]], headers: bool) -> str:
+    if len(node) != 2 or not isinstance(node[0], str):
+        return ""
+    if headers:
         return secret_kind(node[0], {}, extra)
-    return ""
+    return "all" if _is_header_name(node[0]) and not _is_header_name(node[1]) else ""
+
+
+def _is_header_name(value: Any) -> bool:
+    # A list of two header names is no pair.
+    return isinstance(value, str) and value.lower() in HEADER_NAMES
 
 
 def _is_secret_leaf(node: Any, scope: str) -> bool:

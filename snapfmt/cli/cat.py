@@ -107,6 +107,14 @@ def find(snapshot: "Snapshot", target: str) -> tuple["Part", "Entry"]:
         raise UsageError(f"{target!r} could be {choices}")
     if found:
         return found[0]
+    whole = target.rstrip("/")
+    if whole in names:
+        paths = ", ".join(entry.path for entry in snapshot.part(whole).entries())
+        raise NoMatch(
+            "this is a part; name one of its entries",
+            what=target,
+            hint=f"entries: {paths}" if paths else "it has no entries; see `snapfmt tree`",
+        )
     if heads:
         raise NoMatch(f"{snapshot.name} has no such entry", what=target, hint="see `snapfmt tree`")
     raise NoMatch(

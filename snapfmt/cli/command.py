@@ -4,9 +4,11 @@ import argparse
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, fields
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
 
 from snapfmt.cli.output import Console, Outcome
+from snapfmt.errors import StoreNotFound
 
 if TYPE_CHECKING:
     from snapfmt.reading.snapshot import Snapshot
@@ -74,7 +76,14 @@ def open_repository(location: str) -> "Repository":
     """The repository; loads the library, which `--help` does not need."""
     from snapfmt.repository import Repository
 
-    return Repository.open(location)
+    try:
+        return Repository.open(location)
+    except StoreNotFound as error:
+        # The library's hints speak to callers in Python.
+        text = error.message
+        if Path(location).is_file():
+            text = "this is a file, not the folder of a repository"
+        raise StoreNotFound(text, what=error.what, hint="check the path") from error
 
 
 def open_snapshot(repository: "Repository", wanted: Reference | None) -> "Snapshot":

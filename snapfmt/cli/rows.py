@@ -19,7 +19,7 @@ from snapfmt.cli.command import (
 )
 from snapfmt.cli.output import Console, Fields, Outcome, Result, Stream, json_line
 from snapfmt.cli.text import clean, size
-from snapfmt.errors import NoMatch, UnsupportedFeature
+from snapfmt.errors import NoMatch, SnapfmtError, UnsupportedFeature
 
 if TYPE_CHECKING:
     from snapfmt.cli.cells import Cell
@@ -123,7 +123,8 @@ def _ranges(table: "TableReader", options: Options) -> tuple[list[tuple[int, int
         return ([(start, stop)], stop - start) if start < stop else ([], 0)
     places = {key: place for place, key in enumerate(table.keys())}
     for key in options.keys:
-        if key not in places:
+        # The table itself refuses when two of its parts hold one key.
+        if key not in table:
             raise NoMatch(f"table {table.name} has no such row", what=key)
     found = [(places[key], places[key] + 1) for key in dict.fromkeys(options.keys)]
     return found, len(found)
@@ -171,6 +172,8 @@ def _write(
 ) -> Outcome:
     import pyarrow as pa
 
+    from snapfmt.storage.faults import typed
+
     mixed = [name for name, types in table.dtypes().items() if name in columns and len(types) > 1]
     if mixed:
         raise UnsupportedFeature(
@@ -186,9 +189,12 @@ def _write(
         with pa.OSFile(str(partial), "wb") as file, pa.ipc.new_file(file, found.schema) as writer:
             writer.write_table(found)
         partial.replace(target)
-    except BaseException:
+    except BaseException as error:
         with contextlib.suppress(OSError):
             partial.unlink()
+        if isinstance(error, OSError) and not isinstance(error, SnapfmtError):
+            # The user knows the file that was asked for, not the one beside it.
+            raise typed(error, str(target)) from error
         raise
     written = target.stat().st_size
     document = {

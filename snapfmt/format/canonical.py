@@ -7,7 +7,8 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
-from snapfmt.errors import FormatError, LimitExceeded, UnsupportedVersion
+from snapfmt.errors import FormatError, InputError, LimitExceeded, UnsupportedVersion
+from snapfmt.format.columns import is_utf8
 from snapfmt.limits import DEFAULT_LIMITS, Limits
 
 M = TypeVar("M", bound=BaseModel)
@@ -24,6 +25,42 @@ def encode(document: BaseModel) -> bytes:
         value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False
     )
     return text.encode("utf-8") + b"\n"
+
+
+def check_strict(value: Any, *, what: str, depth: int = DEFAULT_LIMITS.json_depth) -> None:
+    """Refuse what JSON would change on the way: other types, other keys, NaN, surrogates.
+
+    Raises:
+        InputError: Naming the place.
+        LimitExceeded: If it nests too deep.
+    """
+    todo: list[tuple[Any, str, int]] = [(value, what, depth)]
+    while todo:
+        node, place, left = todo.pop()
+        if left < 0:
+            raise LimitExceeded(f"nested deeper than {depth}", what=what)
+        if isinstance(node, dict) and type(node) is dict:
+            for key, child in node.items():
+                _check_leaf(key, f"{place}: key {key!r}", key=True)
+                todo.append((child, f"{place}.{key}", left - 1))
+        elif isinstance(node, list) and type(node) is list:
+            todo += [(child, f"{place}[{row}]", left - 1) for row, child in enumerate(node)]
+        else:
+            _check_leaf(node, place)
+
+
+def _check_leaf(node: Any, place: str, *, key: bool = False) -> None:
+    kind = type(node)
+    plain = node is None or kind in (bool, int) or (kind is float and math.isfinite(node))
+    if kind is str:
+        if not is_utf8(node):
+            raise InputError("text is not valid Unicode", what=place)
+    elif key or not plain:
+        raise InputError(
+            f"{kind.__name__} is not strict JSON" if kind is not float else "NaN is not JSON",
+            what=place,
+            hint="use text keys, lists, text, numbers, true, false and None",
+        )
 
 
 def parse(data: bytes, *, what: str, size_limit: int, limits: Limits = DEFAULT_LIMITS) -> Any:

@@ -37,6 +37,18 @@ class _Missing:
         return "MISSING"
 
 
+@dataclass(frozen=True, slots=True)
+class Encoded:
+    """A plain Python value that is in its stored form already: tagged JSON."""
+
+    data: bytes
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the stored form."""
+        return len(self.data)
+
+
 MISSING: Final = _Missing()
 """Stands in a column for a row that has no such field."""
 
@@ -242,6 +254,8 @@ def _encode(signature: Signature, value: Any) -> bytes:
         return str(value).encode("utf-8")
     if signature.kind == "bytes":
         return bytes(value)
+    if isinstance(value, Encoded):
+        return value.data
     return tagged.encode(value).encode("ascii")
 
 

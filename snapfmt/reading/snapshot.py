@@ -12,6 +12,7 @@ from snapfmt.errors import (
     NotPublished,
 )
 from snapfmt.format import canonical, compat, digest, jsonl, layout
+from snapfmt.format.reach import check_counts
 from snapfmt.limits import DEFAULT_LIMITS, Limits
 from snapfmt.reading.segment import SegmentReader
 from snapfmt.reading.source import Source
@@ -176,11 +177,7 @@ class Part:
         index = canonical.decode(
             data, PartIndex, what=key, size_limit=limits.part_index_size, limits=limits
         )
-        segments = [item for table in index.tables for item in table.segments]
-        limits.check("entries", len(index.entries), what=key)
-        limits.check("tables", len(index.tables), what=key)
-        limits.check("segments", len(segments), what=key)
-        limits.check("columns", max((len(i.columns) for i in segments), default=0), what=key)
+        check_counts(index, limits, what=key)
         if index.part != self.name or index.attempt_id != self.receipt.attempt_id:
             raise FormatError(f"part index is that of {index.part!r}", what=self._what)
         return index

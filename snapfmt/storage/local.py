@@ -49,11 +49,11 @@ class LocalStore:
             if create:
                 self._root.mkdir(parents=True, exist_ok=True)
             elif not self._root.is_dir():
-                raise StoreNotFound(
-                    "no repository here", what=str(root), hint="create one with create=True"
-                )
+                in_the_way = self._root.exists()
+                text = "a file stands where a folder must be" if in_the_way else "no such folder"
+                raise StoreNotFound(text, what=str(root), hint="check the path")
         except OSError as error:
-            if isinstance(error, FileExistsError):
+            if isinstance(error, (FileExistsError, NotADirectoryError)):
                 raise StoreNotFound(
                     "a file stands where a folder must be", what=str(root)
                 ) from error

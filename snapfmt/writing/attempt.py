@@ -6,6 +6,7 @@ raised as such, and nothing is deleted after it.
 """
 
 import contextlib
+import os
 import secrets
 import time
 from collections.abc import Mapping, Sequence
@@ -29,7 +30,7 @@ from snapfmt.errors import (
     SnapfmtError,
 )
 from snapfmt.format import canonical, digest, layout
-from snapfmt.format.reach import extents
+from snapfmt.format.reach import check_counts, extents
 from snapfmt.limits import DEFAULT_LIMITS, Limits
 from snapfmt.storage.base import Store
 from snapfmt.writing.part import PartWriter
@@ -63,6 +64,8 @@ class Attempt:
         self._base = base
         self._limits = limits
         self._closed = False
+        self._pid = os.getpid()
+        self._parts: list[PartWriter] = []
 
     def __enter__(self) -> Self:
         return self
@@ -92,7 +95,9 @@ class Attempt:
 
     def part(self, name: str, *, workers: int | None = None) -> PartWriter:
         """A writer for a part in this process."""
-        return PartWriter(self._store, self.ticket(name), workers=workers)
+        part = PartWriter(self._store, self.ticket(name), workers=workers)
+        self._parts.append(part)
+        return part
 
     def renew(self, seconds: float) -> None:
         """Extend the lease to `seconds` from now.
@@ -133,6 +138,9 @@ class Attempt:
         if time.time_ns() > self._lease.expires_at_ns:
             raise LeaseExpired("the lease ran out", what=self.id, hint="renew it, or save anew")
         self._check_lease()
+        metadata = {} if user_metadata is None else user_metadata
+        canonical.check_strict(dict(metadata), what="user_metadata")
+        _check_fingerprints(fingerprints)
         try:
             self._check_receipts(receipts)
         except NotFoundError:
@@ -152,7 +160,7 @@ class Attempt:
                 fingerprints=tuple(fingerprints),
                 anchor=anchor,
                 timeline=timeline,
-                user_metadata=redaction.redact(dict(user_metadata or {}))[0],
+                user_metadata=redaction.redact(dict(metadata))[0],
             ).sealed()
             data = canonical.encode(manifest)
         except (ValueError, TypeError, RecursionError) as error:
@@ -173,6 +181,9 @@ class Attempt:
             raise InputError(f"the manifest could not be read back: {error}") from error
         if canonical.encode(found) != data:
             raise InputError("the manifest could not be read back as it is")
+        what = layout.MANIFEST
+        self._limits.check("parts", len(found.parts), what=what)
+        self._limits.check("tables", sum(len(item.tables) for item in found.parts), what=what)
 
     def _commit(self, manifest: Manifest, data: bytes) -> None:
         folder = f"{layout.SNAPSHOTS}/{layout.snapshot_name(self.number)}"
@@ -239,6 +250,8 @@ class Attempt:
         return "ours" if found.write_id == manifest.write_id else "theirs"
 
     def _check_receipts(self, receipts: Sequence[Receipt]) -> None:
+        if not _are_receipts(receipts):
+            raise InputError("receipts are what PartWriter.seal returned", what=repr(receipts)[:80])
         names = [receipt.part.casefold() for receipt in receipts]
         if len(set(names)) != len(names):
             raise InputError("a part comes twice", what=", ".join(sorted(names)))
@@ -262,10 +275,19 @@ class Attempt:
         data = self._store.get(key, limit=self._limits.part_index_size)
         digest.check_size(len(data), receipt.index_size, what=key)
         digest.check(data, receipt.index_digest, what=key)
-        return canonical.decode(data, PartIndex, what=key, size_limit=self._limits.part_index_size)
+        index = canonical.decode(data, PartIndex, what=key, size_limit=self._limits.part_index_size)
+        check_counts(index, self._limits, what=key)
+        return index
 
     def abandon(self) -> None:
-        """Give the attempt up and remove what it wrote; a no-op once it is over."""
+        """Give the attempt and its open parts up and remove what it wrote.
+
+        A no-op once it is over, and in a forked child, which owns nothing.
+        """
+        if self._pid != os.getpid():
+            return
+        for part in self._parts:
+            part.abandon()
         if self._closed:
             return
         self._closed = True
@@ -285,6 +307,22 @@ class Attempt:
     def _check_lease(self) -> None:
         if not self._store.has_workspace(layout.workspace_key(self.id)):
             raise LeaseExpired("the attempt was taken over", what=self.id, hint="start a new save")
+
+
+def _are_receipts(receipts: object) -> bool:
+    return isinstance(receipts, Sequence) and all(isinstance(item, Receipt) for item in receipts)
+
+
+def _check_fingerprints(fingerprints: Sequence[Fingerprint]) -> None:
+    """A fingerprint is stored as it is, or its digest would not match: nothing secret in it."""
+    for item in fingerprints:
+        _, hidden = redaction.redact(item.content)
+        if hidden:
+            raise InputError(
+                "a fingerprint holds what is secret by its name",
+                what=f"{item.name}.{hidden[0]}",
+                hint="leave it out before Fingerprint.of; Recipe.of does",
+            )
 
 
 def reclaim(store: Store, attempt_id: str) -> int:

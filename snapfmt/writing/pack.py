@@ -112,14 +112,21 @@ class PackWriter:
         begin = self.begin()
         try:
             yield extents
-        except BaseException:
+        except BaseException as error:
             self._busy = False
+            if not isinstance(error, Exception):
+                # An interrupt may have come anywhere: no offset can be trusted.
+                self.fail(error)
             raise
         extents.append(self.end(begin))
 
     def fail(self, error: BaseException) -> None:
         """Refuse everything from now on, so that what was lost cannot be sealed."""
         self._failure = self._failure or error
+
+    def check(self) -> None:
+        """Raise what made the part unusable, if something did."""
+        self._raise()
 
     def entry(self, data: digest.Buffer) -> Extent:
         """One whole entry."""
@@ -175,6 +182,14 @@ class PackWriter:
         return self._open
 
     def _put(self, target: _OpenPack, data: digest.Buffer) -> None:
+        try:
+            self._enqueue(target, data)
+        except BaseException as error:
+            # Whether the bytes will be written is not known, so no offset after them is.
+            self.fail(error)
+            raise
+
+    def _enqueue(self, target: _OpenPack, data: digest.Buffer) -> None:
         if len(data) == 0:
             return
         if self._thread is None:
@@ -205,7 +220,11 @@ class PackWriter:
         if self._failure is not None:
             if isinstance(self._failure, SnapfmtError):
                 raise self._failure
-            raise RuntimeError("the pack writer failed") from self._failure
+            raise AttemptClosed(
+                f"the part was cut off by {type(self._failure).__name__} and cannot be sealed",
+                what=self.workspace,
+                hint="abandon it and start a new save",
+            ) from self._failure
 
     def _run(self) -> None:
         while (item := self._queue.get()) is not None:

@@ -12,6 +12,7 @@ import os
 import time
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
+from math import isinf
 from typing import Any, Self
 
 from pydantic import TypeAdapter, ValidationError
@@ -26,6 +27,8 @@ from snapfmt.errors import (
 from snapfmt.format import canonical, digest, jsonl, layout
 from snapfmt.format.columns import is_utf8
 from snapfmt.format.digest import Buffer
+from snapfmt.format.reach import check_counts
+from snapfmt.limits import DEFAULT_LIMITS
 from snapfmt.storage.base import Store
 from snapfmt.writing.convert import converter_for
 from snapfmt.writing.pack import Extent, PackWriter
@@ -61,6 +64,7 @@ class PartWriter:
         )
         self._done = False
         self._records = 0
+        self._pid = os.getpid()
 
     def __enter__(self) -> Self:
         return self
@@ -83,6 +87,8 @@ class PartWriter:
         """
         self._check_open()
         self._claim(path)
+        if not hasattr(data, "__iter__"):
+            raise InputError(f"bytes expected, not {type(data).__name__}", what=path)
         pieces = [data] if isinstance(data, (bytes, bytearray, memoryview)) else data
         running = digest.new_hash()
         with self._packs.writing() as extents:
@@ -97,6 +103,7 @@ class PartWriter:
 
     def json(self, path: str, value: Any, *, redact: bool = True) -> None:
         """Write one JSON document: sorted keys, no NaN, by default without secrets."""
+        canonical.check_strict(value, what=path)
         try:
             if redact:
                 value, _ = redaction.redact(value)
@@ -123,6 +130,8 @@ class PartWriter:
             InvalidRecord: If a line is not a JSON object or a key repeats.
         """
         self._check_open()
+        if not hasattr(items, "__iter__"):
+            raise InputError("records are a sequence", what=path)
         self._claim(path)
         self._claim(f"{path}.index")
         encoder = jsonl.LinesEncoder()
@@ -159,9 +168,9 @@ class PartWriter:
     def table(self, name: str, *, schema_id: str = "") -> TableWriter:
         """A new table; use it as a context manager or close it before `seal`."""
         self._check_open()
+        _check_name(name, _TABLE)
         if name.casefold() in {known.casefold() for known in self._tables}:
             raise InputError("the part has this table already", what=name)
-        _check_name(name, _TABLE)
         writer = TableWriter(
             name,
             schema_id=schema_id,
@@ -195,7 +204,9 @@ class PartWriter:
                 ),
                 tables=tuple(table.table() for table in self._tables.values()),
             )
+            check_counts(index, DEFAULT_LIMITS, what=self.name)
             data = canonical.encode(index)
+            DEFAULT_LIMITS.check("part_index_size", len(data), what=self.name)
             name = self._packs.object(data)
             self._store.sync(self._packs.keys)
         except BaseException:
@@ -222,8 +233,8 @@ class PartWriter:
         )
 
     def abandon(self) -> None:
-        """Give the part up; a no-op after `seal`."""
-        if not self._done:
+        """Give the part up; a no-op after `seal`, and in a forked child, which owns nothing."""
+        if not self._done and self._pid == os.getpid():
             self._packs.discard()
             self._finish()
 
@@ -297,7 +308,9 @@ def _line(item: Record | bytes, key: str | None, *, redact: bool, what: str) -> 
     """
     try:
         value = (
-            json.loads(item.decode("utf-8")) if isinstance(item, bytes) else lines.to_value(item)
+            json.loads(item.decode("utf-8"), object_pairs_hook=_unique, parse_float=_exact_float)
+            if isinstance(item, bytes)
+            else lines.to_value(item)
         )
     except (ValueError, RecursionError) as error:
         raise InvalidRecord(f"not a JSON line: {error}", what=what) from error
@@ -312,3 +325,18 @@ def _line(item: Record | bytes, key: str | None, *, redact: bool, what: str) -> 
     if isinstance(item, bytes) and not hidden:
         return item, name
     return json.dumps(value).encode("ascii"), name
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """A repeated key would hide a value from readers, and from redaction."""
+    result = dict(pairs)
+    if len(result) != len(pairs):
+        raise ValueError("an object repeats a key")
+    return result
+
+
+def _exact_float(text: str) -> float:
+    value = float(text)
+    if isinf(value):
+        raise ValueError(f"{text} is larger than a double")
+    return value

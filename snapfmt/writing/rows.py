@@ -1,5 +1,6 @@
 """Rows as they come from a caller: checked, grouped by their types, turned into columns."""
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -12,6 +13,7 @@ from snapfmt.format import arrow_stream, tagged
 from snapfmt.format.columns import (
     MISSING,
     Column,
+    Encoded,
     Signature,
     from_values,
     is_utf8,
@@ -71,8 +73,8 @@ class RowConverter:
             if type(key) is not str or not key or not is_utf8(key):
                 raise InputError(f"table {self._table} needs keys that are text", what=repr(key))
         if len(set(keys)) != len(keys) or not seen.isdisjoint(keys):
-            repeated = sorted(key for key in set(keys) if keys.count(key) > 1 or key in seen)
-            raise InputError(f"table {self._table} has the key already", what=repeated[0])
+            repeated = min(key for key, count in Counter(keys).items() if count > 1 or key in seen)
+            raise InputError(f"table {self._table} has the key already", what=repeated)
         for name, values in columns.items():
             if type(name) is not str or not 0 < len(name) <= MAX_NAME or not is_utf8(name):
                 message = f"column name is not text of 1 to {MAX_NAME} characters"
@@ -84,6 +86,33 @@ class RowConverter:
             if len(values) != len(keys):
                 message = f"column has {len(values)} values for {len(keys)} keys"
                 raise InputError(message, what=name)
+
+    def prepared(self, name: str, keys: list[str], values: Sequence[Any]) -> Sequence[Any]:
+        """The values of a column, plain Python ones in their stored form.
+
+        Their true size is known from then on, and what has no exact form is refused before any
+        row of the call is taken.
+
+        Raises:
+            UnsupportedValue: Naming the row and the field.
+        """
+        if not any(self._is_plain(kind) for kind in set(map(type, values))):
+            return values
+        found: list[Any] = []
+        for key, value in zip(keys, values, strict=True):
+            kind = type(value)
+            if self._is_plain(kind) and not (kind is str and is_utf8(value)):
+                try:
+                    value = Encoded(tagged.encode(value).encode("ascii"))
+                except UnsupportedValue as error:
+                    raise _located(error, self._table, key, name) from error
+            found.append(value)
+        return found
+
+    def _is_plain(self, kind: type) -> bool:
+        if kind in (bytes, type(MISSING), Encoded) or issubclass(kind, np.ndarray):
+            return False
+        return self._converter(kind) is None
 
     def group(
         self, keys: list[str], columns: Mapping[str, Sequence[Any]]
@@ -126,11 +155,7 @@ class RowConverter:
         for row, value in enumerate(values):
             convert = converters[type(value)]
             try:
-                signature = signature_of(value) if convert is None else convert.signature(value)
-                if signature is not None and signature.kind == "value":
-                    # Found out now, before any row of the call is taken.
-                    tagged.encode(value)
-                found.append(signature)
+                found.append(signature_of(value) if convert is None else convert.signature(value))
             except UnsupportedValue as error:
                 raise _located(error, self._table, keys[row], name) from error
         return found

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from snapfmt.errors import AttemptClosed
+from snapfmt.errors import AttemptClosed, InputError
 from snapfmt.format import arrow_stream, batch_index, chunks, segment
 from snapfmt.format.columns import concat
 from snapfmt.format.digest import digest_of
@@ -104,7 +104,8 @@ class TableWriter:
         A column may also be one batched array or tensor, dense or nested (jagged or strided).
 
         Values are torch tensors, numpy arrays, str, bytes or plain Python values; their bits
-        have been copied when this returns.
+        have been copied when this returns. A call costs about half a millisecond: append many
+        rows at a time. Plain Python numbers are stored as JSON; arrays and tensors as columns.
 
         Raises:
             UnsupportedValue: If a value has no exact form; names the row and the field, and no
@@ -113,9 +114,17 @@ class TableWriter:
         """
         if self._closed:
             raise AttemptClosed("the table is closed", what=self.name)
+        self._packs.check()
+        if isinstance(keys, (str, bytes)) or not isinstance(keys, Iterable):
+            raise InputError("keys are a sequence of texts", what=repr(keys)[:80])
+        if not isinstance(columns, Mapping):
+            raise InputError("columns are a mapping of name to values", what=repr(columns)[:80])
         keys = list(keys)
         columns = {name: self._converter.listed(values) for name, values in columns.items()}
         self._converter.check(keys, columns, self._seen)
+        columns = {
+            name: self._converter.prepared(name, keys, values) for name, values in columns.items()
+        }
         groups = self._converter.group(keys, columns)
         try:
             for signature, rows in groups:

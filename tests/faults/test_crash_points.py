@@ -9,7 +9,7 @@ import pytest
 
 from snapfmt import Repository
 from snapfmt import repository as repository_module
-from snapfmt.errors import CommitOutcomeUnknown, SnapfmtError
+from snapfmt.errors import AttemptClosed, CommitOutcomeUnknown, SnapfmtError
 from snapfmt.testing.crashes import Call, InjectedCrash, SystemCalls
 from snapfmt.testing.samples import everything, save
 
@@ -100,7 +100,7 @@ def test_a_crash_at_any_system_call(
             calls = SystemCalls(root, crash_at=step, torn=torn).install(patch)
             try:
                 save(Repository.open(root), value=2)
-            except (InjectedCrash, RuntimeError):
+            except (InjectedCrash, AttemptClosed):
                 assert calls.dead
         where = f"step {step}: {calls.calls[-1]}"
         outcomes.append(check_after(root, old, new, where))

@@ -26,7 +26,7 @@ from snapfmt import Repository
 part = Repository.join(sys.stdin.read())
 part.stage("pid", b"hello from elsewhere")
 with part.table("t") as table:
-    table.append(["a", "b"], {"x": [1, 2]})
+    table.append([f"{part.name}/a", f"{part.name}/b"], {"x": [1, 2]})
 print(part.seal().model_dump_json())
 """
 
@@ -45,7 +45,7 @@ def test_another_process_writes_a_part_from_its_ticket_alone(
     snapshot = repository.snapshot()
     assert snapshot.part_names() == ["part0", "part1", "part2"]
     assert snapshot.part("part1").read("pid") == b"hello from elsewhere"
-    assert snapshot.part("part2").table("t").row("b") == {"x": 2}
+    assert snapshot.table("t").row("part2/b") == {"x": 2}
     assert repository.verify().findings == []
 
 

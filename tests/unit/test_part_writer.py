@@ -246,11 +246,14 @@ def test_a_part_of_an_abandoned_attempt(repository: Repository) -> None:
     attempt = repository.begin()
     part, other = attempt.part("p"), attempt.part("q")
     part.stage("x", b"data")
+    elsewhere = Repository.join(attempt.ticket("elsewhere"))
     attempt.abandon()
-    with pytest.raises(LeaseExpired):
+    with pytest.raises(AttemptClosed):
         part.seal()
-    with pytest.raises(LeaseExpired):
+    with pytest.raises(AttemptClosed):
         other.stage("x", b"data")
+    with pytest.raises(LeaseExpired):
+        elsewhere.stage("x", b"data")
     with pytest.raises(AttemptClosed):
         attempt.part("r")
 

@@ -18,12 +18,18 @@ auth_token hf_token HF_TOKEN refreshToken id_token GITHUB_TOKEN AWS_SESSION_TOKE
 NEMO_GYM_CHECKPOINT_CONTROL_TOKEN token password db_password passwd client_secret secret
 credentials aws_secret_access_key private_key auth basic_auth bearer connection_string
 access_tokens jwt
+pwd PGPASSWORD MYSQL_PWD mypassword userpasswd password1 apikeys secretkey accesskey sshkey
+openai_key wandb_key anthropic_key hf_key OPENAI_KEY openaikey OpenAIKey authtoken accesstoken
+refreshtoken csrftoken cookiejar hf_token_2 HF_TOKEN_2_1 hf_token2 api_key2 token1 tokenA token_1
+access_token_value authtoken_value otp user_otp secret_word
 """
 PLAIN_NAMES = """
 token_ids token_mask token_ids_delta num_tokens max_tokens max_new_tokens total_tokens tokens
 prompt_tokens completion_tokens pad_token eos_token next_token next_page_token tokenizer
 tokenizer_path token_count key capture_key staging_key prompt author session_id url
 api_key_env credentials_path cookie_policy password_file keys monkey secretary
+primary_key sort_key staging_keys signature function_signature thought_signature word pad_token_2
+password_file_2 token_value hf_key_mapping openai_model donkey hotkey 2 tokenization tokenAt
 """
 
 
@@ -50,7 +56,14 @@ def test_plain_names(name: str) -> None:
         {"eos_token_id": 2, "auth_token": 7},
         {"password": None, "secret": "", "use_auth": True, "cookie": False},
         {"headers": [["accept", "x"]]},
-        ["authorization", "x"],
+        ["authorization", "cookie"],
+        ["authorization", "x", "y"],
+        ["author", "x"],
+        ["token", "x"],
+        {"token": "a", "bytes": None},
+        {"token": "a", "token_id": 5},
+        {"token": "a", "rank": 1},
+        {"token": "a", "top_logprobs": []},
         "authorization: x",
         None,
     ],
@@ -75,6 +88,24 @@ def test_pairs_of_headers() -> None:
     clean, paths = redact({"headers": [["Authorization", "Bearer x"], ["accept", "y"]]})
     assert clean == {"headers": [["Authorization", REDACTED], ["accept", "y"]]}
     assert paths == ("headers[0][1]",)
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["authorization", "Proxy-Authorization", "cookie", "Set-Cookie", "X-API-Key", "api-key"],
+)
+def test_pairs_of_headers_anywhere(name: str) -> None:
+    clean, paths = redact({"sent": [[name, "s"], ["accept", "y"]]})
+    assert clean == {"sent": [[name, REDACTED], ["accept", "y"]]}
+    assert paths == ("sent[0][1]",)
+    assert redact([name, ["s"]])[0] == [name, [REDACTED]]
+
+
+@pytest.mark.parametrize("name", ["bytes", "token_id", "rank"])
+def test_a_text_beside_a_token_does_not_make_it_a_piece_of_text(name: str) -> None:
+    clean, paths = redact({"token": "s", name: "tok_1"})
+    assert clean == {"token": REDACTED, name: "tok_1"}
+    assert paths == ("token",)
 
 
 def test_extra_names_whatever_their_case() -> None:
