@@ -40,13 +40,14 @@ def main() -> None:
     parser.add_argument("--units", type=int, default=2)
     parser.add_argument("--ids", choices=("text", "uniform"), default="text")
     parser.add_argument("--directory", default=None, help="where to write")
-    parser.add_argument("--only", choices=("long", "short"), default=None)
+    parser.add_argument("--only", choices=("long", "short", "dense"), default=None)
     options = parser.parse_args()
     rounds = options.rounds or (3 if options.quick else 5)
     gib_rows = (96 if options.quick else 1024) * MIB // (4096 * 28)
     workloads = {
         "long": Workload("long", "train", gib_rows, 4096, options.ids),
         "short": Workload("short", "staging", 1024 if options.quick else 8192, 100, options.ids),
+        "dense": Workload("dense", "dense", 256 if options.quick else 2048, 1024, options.ids),
     }
     result: dict[str, Any] = {"rounds": rounds, "units": options.units, "ids": options.ids}
     result |= {"ratios": {}, "spread": {}, "raw": {}}

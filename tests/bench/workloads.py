@@ -28,11 +28,12 @@ class Workload:
     def batches(self) -> Iterator[tuple[list[str], TensorDict, list[dict[str, int]]]]:
         """Keys, fields and tags, `BATCH` rows at a time."""
         source = IdSource(self.ids)
-        make = train_ready if self.partition == "train" else capture
+        make = {"train": train_ready, "staging": capture, "dense": dense}[self.partition]
         for start in range(0, self.rows, BATCH):
             numbers = range(start, min(start + BATCH, self.rows))
             rows = [make(source, number, self.tokens) for number in numbers]
-            fields = {name: _column([row[name] for row in rows]) for name in rows[0]}
+            batch = self.partition == "dense"
+            fields = {name: _column([row[name] for row in rows], batch) for name in rows[0]}
             keys = [f"p{number // GROUP}_g{number % GROUP}" for number in numbers]
             tags = [{"weight_version": number // 512} for number in numbers]
             yield keys, TensorDict(fields, batch_size=len(keys)), tags
@@ -119,7 +120,12 @@ def capture(source: IdSource, number: int, tokens: int) -> dict[str, torch.Tenso
     return row
 
 
-def _column(values: list[torch.Tensor]) -> torch.Tensor:
-    if values[0].dim() == 0:
+def dense(source: IdSource, number: int, tokens: int) -> dict[str, torch.Tensor]:
+    """One row of a padded batch: every row is a view of the whole of it."""
+    return {"input_ids": torch.from_numpy(source.take(number * 104_729, tokens).copy())}
+
+
+def _column(values: list[torch.Tensor], batch: bool) -> torch.Tensor:
+    if values[0].dim() == 0 or batch:
         return torch.stack(values)
     return torch.nested.as_nested_tensor(values, layout=torch.jagged)

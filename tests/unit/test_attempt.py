@@ -30,8 +30,8 @@ from snapfmt.limits import Limits
 from snapfmt.storage import local
 from snapfmt.testing.corruption import flip, truncate
 from snapfmt.testing.samples import contents, everything, save
-from snapfmt.testing.stores import FaultyStore
-from snapfmt.writing.attempt import Attempt
+from snapfmt.testing.stores import FaultyStore, WrappedStore
+from snapfmt.writing.attempt import Attempt, reclaim
 from snapfmt_schemas.attempt import Receipt
 from snapfmt_schemas.fingerprint import Fingerprint
 from snapfmt_schemas.manifest import TrainerAnchor
@@ -382,6 +382,29 @@ def test_a_take_over_between_the_last_check_and_the_rename_wins(
     with pytest.raises(LeaseExpired):
         paused.publish([receipt])
     assert repository.numbers() == []
+
+
+def test_an_owner_that_publishes_in_mid_clean_up_does_so_before_or_never(
+    repository: Repository,
+) -> None:
+    """The clean-up looked, found nothing published, and is about to remove the objects."""
+    attempt = repository.begin(lease_seconds=60)
+    receipt = receipt_of(attempt)
+    outcomes: list[str] = []
+
+    class Racing(WrappedStore):
+        def journal(self, key: str) -> list[str]:
+            try:
+                attempt.publish([receipt])
+                outcomes.append("published")
+            except LeaseExpired:
+                outcomes.append("refused")
+            return self.inner.journal(key)
+
+    reclaim(Racing(repository.store), attempt.id)
+    assert outcomes == ["refused"]
+    assert repository.numbers() == []
+    assert repository.verify().findings == []
 
 
 def test_clean_up_keeps_what_a_published_attempt_left_behind(

@@ -112,6 +112,10 @@ def test_lazy_negation_is_carried_out(stored: Stored) -> None:
     assert not back.is_neg()
     assert_kept(stored, [lazy, torch.tensor([4.0])])
     assert_kept(stored, list(lazy))
+    grid = torch.tensor([[1 + 2j, -3j], [5j, 4 - 1j]]).conj().imag
+    assert grid.is_neg()
+    assert_kept(stored, [grid, grid.t(), grid[:, :1]])
+    assert stored({"x": [grid]}).row_torch("k0")["x"].tolist() == [[-2.0, 3.0], [-5.0, 1.0]]
 
 
 @pytest.mark.parametrize("k", [16, 1000])

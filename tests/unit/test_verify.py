@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from snapfmt import Repository
+from snapfmt.errors import FormatError
 from snapfmt.format import layout
 from snapfmt.reading.verify import verify
 from snapfmt.testing.corruption import flip
@@ -87,6 +88,21 @@ def test_a_receipt_that_says_more_than_its_part_holds_is_found(
         damage = repository.verify(deep=deep).damage
         assert damage
         assert all("receipt" in item.message for item in damage)
+
+
+def test_parts_that_were_exchanged_are_found(repository: Repository) -> None:
+    """Each index is intact and of this very attempt, and belongs to the other part."""
+    save(repository, value=1)
+    path = Path(repository.location) / layout.manifest_key(1)
+    document = json.loads(path.read_bytes())
+    first, second = document["parts"]
+    for field in set(first) - {"part", "attempt_id"}:
+        first[field], second[field] = second[field], first[field]
+    seal(path, document)
+    for name in ("gym/agent/a", "rl/tq/train"):
+        with pytest.raises(FormatError, match="part index is that of"):
+            repository.snapshot().part(name).entries()
+    assert len(repository.verify(deep=False).damage) == 2
 
 
 def test_two_claims_about_the_same_bytes_are_both_checked(repository: Repository) -> None:
