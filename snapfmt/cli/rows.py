@@ -19,7 +19,7 @@ from snapfmt.cli.command import (
 )
 from snapfmt.cli.output import Console, Fields, Outcome, Result, Stream, json_line
 from snapfmt.cli.text import clean, size
-from snapfmt.errors import NoMatch, SnapfmtError, UnsupportedFeature
+from snapfmt.errors import MissingObject, NoMatch, SnapfmtError, StorageError, UnsupportedFeature
 
 if TYPE_CHECKING:
     from snapfmt.cli.cells import Cell
@@ -193,8 +193,12 @@ def _write(
         with contextlib.suppress(OSError):
             partial.unlink()
         if isinstance(error, OSError) and not isinstance(error, SnapfmtError):
-            # The user knows the file that was asked for, not the one beside it.
-            raise typed(error, str(target)) from error
+            # The user knows the file that was asked for, not the one beside it; and a folder that
+            # is not there is no object that is missing.
+            known = typed(error, str(target))
+            if isinstance(known, MissingObject):
+                known = StorageError("no such folder", what=str(target))
+            raise known from error
         raise
     written = target.stat().st_size
     document = {

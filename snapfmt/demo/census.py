@@ -33,8 +33,9 @@ def unit_census(unit: Any) -> dict[str, dict[str, str]]:
     """Runs in a unit: field -> global index -> mark of the value."""
     spilled = spilled_values(unit.storage_data)
     marks: dict[str, dict[str, str]] = {}
-    for field, values in unit.storage_data.field_data.items():
-        for index, value in values.items():
+    # Copies, for a queue that is not at rest: another thread may add a field or a row meanwhile.
+    for field, values in unit.storage_data.field_data.copy().items():
+        for index, value in values.copy().items():
             whole = value if spilled is None else spilled.load(value)[0]
             marks.setdefault(field, {})[str(index)] = mark(whole)
     return marks

@@ -14,11 +14,11 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from snapfmt.errors import AttemptClosed, InputError
+from snapfmt.errors import AttemptClosed, InputError, UnsupportedValue
 from snapfmt.format import arrow_stream, batch_index, chunks, segment
 from snapfmt.format.columns import concat
 from snapfmt.format.digest import digest_of
-from snapfmt.limits import MIB
+from snapfmt.limits import DEFAULT_LIMITS, MIB
 from snapfmt.writing.pack import Extent, PackWriter
 from snapfmt.writing.rows import Converter, RowConverter, Rows, Types
 from snapfmt_schemas.part import Segment, Table
@@ -153,6 +153,14 @@ class TableWriter:
         }
         names = keys if rows is None else [keys[i] for i in order]
         sizes = self._converter.sizes(picked, len(order))
+        largest = int(sizes.argmax()) if order else 0
+        if order and int(sizes[largest]) + 2 * BATCH_BYTES > DEFAULT_LIMITS.chunk_size:
+            # A reader refuses such a chunk: better that the save fails than the restore.
+            raise UnsupportedValue(
+                f"row {names[largest]!r} of {int(sizes[largest])} bytes is too large",
+                what=self.name,
+                hint="split the value over several rows or columns",
+            )
         start = 0
         limits = np.cumsum(sizes)
         while start < len(order):

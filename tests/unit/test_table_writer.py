@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 
 from snapfmt import MISSING, PartWriter, Repository
-from snapfmt.errors import AttemptClosed, InputError, StorageFull
+from snapfmt.errors import AttemptClosed, InputError, StorageFull, UnsupportedValue
 from snapfmt.format import pack as pack_format
+from snapfmt.limits import Limits
 from snapfmt.reading.table import TableReader
 from snapfmt.storage.local import LocalSink
 from snapfmt.testing.equality import same
@@ -298,6 +299,18 @@ def test_a_row_larger_than_a_whole_real_batch(session: Session) -> None:
     rows = [rng.standard_normal(300_000), np.zeros(3), rng.standard_normal(200_000)]
     session.append(table, ["a", "b", "c"], {"x": rows, "y": ["z" * 2_000_000, "", "q"]})
     session.check()
+
+
+def test_a_row_that_no_reader_takes_is_refused_by_name(
+    session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(table_module, "DEFAULT_LIMITS", Limits(chunk_size=3 << 20))
+    table = session.part.table("t")
+    table.append(["fits"], {"x": [np.zeros(900_000, np.uint8)]})
+    with pytest.raises(UnsupportedValue, match="row 'large' of"):
+        table.append(["a", "large"], {"x": [np.zeros(9), np.zeros(200_000)]})
+    with pytest.raises(UnsupportedValue):
+        session.part.seal()
 
 
 def test_rows_lost_to_an_error_cannot_be_sealed(
