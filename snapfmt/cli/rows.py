@@ -194,8 +194,9 @@ def _write(
             partial.unlink()
         if isinstance(error, OSError) and not isinstance(error, SnapfmtError):
             # The user knows the file that was asked for, not the one beside it; and a folder that
-            # is not there is no object that is missing.
-            known = typed(error, str(target))
+            # is not there is no object that is missing. Arrow's own text names the file beside it.
+            reason = os.strerror(error.errno) if error.errno else type(error).__name__
+            known = typed(OSError(error.errno, reason), str(target))
             if isinstance(known, MissingObject):
                 known = StorageError("no such folder", what=str(target))
             raise known from error

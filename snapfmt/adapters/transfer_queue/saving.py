@@ -33,7 +33,7 @@ from snapfmt_schemas.timeline import PhaseTimeline
 CUT_LEASE_S = 30.0
 """How long an actor keeps a cut of a driver that does not ask for it."""
 DROP_TIMEOUT_S = 30.0
-_POLL_S = (0.01, 0.2)
+_POLL_S = (0.005, 0.03)
 
 
 class TicketSource(Protocol):

@@ -119,7 +119,19 @@ def test_no_repository(snapfmt: Snapfmt, tmp_path: Path, arguments: list[str]) -
 def test_a_file_is_no_repository(snapfmt: Snapfmt, tmp_path: Path) -> None:
     file = tmp_path / "file"
     file.write_text("x")
-    assert snapfmt("ls", str(file)).code == 4
+    for command in ("ls", "verify"):
+        ran = snapfmt(command, str(file))
+        assert ran.code == 4
+        assert ran.err == (
+            "snapfmt: StoreNotFound: this is a file, not the folder of a repository: "
+            f"{str(file)!r} (check the path)\n"
+        )
+
+
+def test_hints_are_not_in_python(snapfmt: Snapfmt, tmp_path: Path) -> None:
+    ran = snapfmt("verify", str(tmp_path))
+    assert ran.code == 4
+    assert "create=True" not in ran.err
 
 
 def test_a_url_is_refused(snapfmt: Snapfmt) -> None:

@@ -67,6 +67,17 @@ def test_cat_of_nothing(snapfmt: Snapfmt, repo: str, target: str) -> None:
     assert ran.err.startswith("snapfmt: NoMatch: ")
 
 
+@pytest.mark.parametrize("target", [PART, f"{PART}/"])
+def test_cat_of_a_part_lists_its_entries(snapfmt: Snapfmt, repo: str, target: str) -> None:
+    ran = snapfmt("cat", repo, "1", target)
+    assert (ran.code, ran.out) == (4, "")
+    assert "this is a part; name one of its entries" in ran.err
+    for path in ("notes.txt", "state/blob.bin", "continuations.jsonl"):
+        assert path in ran.err
+    assert "no such part" not in ran.err
+    assert "it has no entries" in snapfmt("cat", repo, "1", "tq/unit-0").err
+
+
 def test_cat_of_a_record_that_is_not_there(snapfmt: Snapfmt, repo: str) -> None:
     target = f"{PART}/continuations.jsonl"
     assert snapfmt("cat", repo, "1", target, "--record", "nope").code == 4
@@ -215,7 +226,37 @@ def test_an_arrow_file_that_cannot_be_written(snapfmt: Snapfmt, repo: str, tmp_p
     target = str(tmp_path / "absent" / "rows.arrow")
     ran = snapfmt("rows", repo, "1", "rows/train", "--format", "arrow", "--out", target)
     assert ran.code == 1
-    assert "Traceback" not in ran.err
+    assert ran.err == f"snapfmt: Storage: no such folder: {target!r}\n"
+    long = str(tmp_path / ("n" * 300))
+    ran = snapfmt("rows", repo, "1", "rows/train", "--format", "arrow", "--out", long)
+    assert ran.code == 1
+    assert long in ran.err
+    assert ".tmp" not in ran.err
+    folder = str(tmp_path / "folder")
+    (tmp_path / "folder").mkdir()
+    ran = snapfmt("rows", repo, "1", "rows/train", "--format", "arrow", "--out", folder, "--json")
+    assert (ran.code, ran.json["error"]["code"], ran.json["error"]["what"]) == (
+        1,
+        "Storage",
+        folder,
+    )
+    assert ".tmp" not in ran.err
+    assert [path.name for path in tmp_path.iterdir() if path.name.endswith(".tmp")] == []
+
+
+def test_a_key_that_two_parts_hold_is_refused(snapfmt: Snapfmt, tmp_path: Path) -> None:
+    repository = Repository.open(tmp_path / "r", create=True)
+    attempt = repository.begin()
+    receipts = []
+    for name, keys in (("a", ["x", "y"]), ("b", ["y", "z"])):
+        part = attempt.part(name)
+        with part.table("t") as table:
+            table.append(keys=keys, columns={"n": [np.int64(1), np.int64(2)]})
+        receipts.append(part.seal())
+    attempt.publish(receipts)
+    ran = snapfmt("rows", repository.location, "1", "t", "--keys", "y")
+    assert (ran.code, ran.out) == (3, "")
+    assert ran.err.startswith("snapfmt: FormatError: key 'y' comes twice")
 
 
 def test_values_that_json_lacks(snapfmt: Snapfmt, tmp_path: Path) -> None:
