@@ -55,7 +55,6 @@ class PackWriter:
     store: Store
     workspace: str
     attempt_id: str
-    nonces: "list[str] | None" = None
     keys: list[str] = field(default_factory=list)
     stored_bytes: int = 0
     _open: _OpenPack | None = None
@@ -163,11 +162,6 @@ class PackWriter:
             self._open.sink.discard()
             self._open = None
 
-    @property
-    def size(self) -> int:
-        """Bytes in the current pack."""
-        return self._open.size if self._open is not None else 0
-
     def _prefix(self) -> str:
         return f"{secrets.token_hex(8)}-{self._count:06d}"
 
@@ -177,8 +171,7 @@ class PackWriter:
             self._count += 1
             sink = self.store.sink(self.workspace, f"{self._prefix()}-pack")
             self._open = _OpenPack(PackRef(), sink, digest.new_hash())
-            nonce = self.nonces.pop(0) if self.nonces else secrets.token_hex(16)
-            self._put(self._open, pack.header(self.attempt_id, nonce))
+            self._put(self._open, pack.header(self.attempt_id, secrets.token_hex(16)))
         return self._open
 
     def _put(self, target: _OpenPack, data: digest.Buffer) -> None:

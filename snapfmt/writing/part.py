@@ -39,7 +39,6 @@ from snapfmt_schemas.attempt import Receipt, TableSummary, Ticket
 from snapfmt_schemas.identity import EntryPath, TableName
 from snapfmt_schemas.part import Entry, PartIndex
 
-TEXT = "text/plain; charset=utf-8"
 JSON = "application/json"
 _PATH: TypeAdapter[str] = TypeAdapter(EntryPath)
 _TABLE: TypeAdapter[str] = TypeAdapter(TableName)
