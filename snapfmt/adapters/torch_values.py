@@ -1,6 +1,7 @@
 """torch tensors as columns and back, bit for bit; torch is imported when this module is."""
 
 from collections.abc import Sequence
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -8,7 +9,7 @@ import numpy.typing as npt
 import torch
 
 from snapfmt.errors import InputError, UnsupportedValue
-from snapfmt.format.columns import MAX_AXES, MISSING, Column, Signature, offsets_of
+from snapfmt.format.columns import MAX_AXES, MISSING, Batch, Column, Signature, offsets_of, presence
 from snapfmt.format.dtypes import LOGICAL, storage_dtype
 
 _SIGNED = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
@@ -44,6 +45,10 @@ _SIGNATURES = {
 """Ready-made signatures: small rows come by the million."""
 
 
+_FACTS = attrgetter("dtype", "ndim", "layout", "is_nested", "is_meta")
+_IS_CPU = attrgetter("is_cpu")
+
+
 def dtype_of(name: str) -> torch.dtype:
     """torch dtype of a logical dtype."""
     return _DTYPES[name]
@@ -75,14 +80,13 @@ def signature_of(value: torch.Tensor) -> Signature:
 
 def uniform_of(values: Sequence[torch.Tensor]) -> Signature | None:
     """The one signature of tensors that are all alike and plain, or None; cheap for millions."""
-    dtypes = {value.dtype for value in values}
-    dims = set(map(torch.Tensor.dim, values))
-    layouts = {value.layout for value in values}
-    if len(dtypes) != 1 or len(dims) != 1 or layouts != {torch.strided}:
+    facts = set(map(_FACTS, values))
+    if len(facts) != 1:
         return None
-    if any(value.is_nested or value.is_meta for value in values):
+    dtype, ndim, layout, is_nested, is_meta = facts.pop()
+    if layout != torch.strided or is_nested or is_meta:
         return None
-    return _SIGNATURES.get((dtypes.pop(), dims.pop()))
+    return _SIGNATURES.get((dtype, ndim))
 
 
 def sizes_of(values: Sequence[torch.Tensor]) -> npt.NDArray[np.int64]:
@@ -95,10 +99,9 @@ def sizes_of(values: Sequence[torch.Tensor]) -> npt.NDArray[np.int64]:
 def from_tensors(signature: Signature, values: Sequence[Any]) -> Column:
     """A column from tensors of one signature, or MISSING; copies the bits out of any view."""
     rows = len(values)
-    present = None
+    present = presence(values)
     tensors = values
-    if any(value is MISSING for value in values):
-        present = np.fromiter((value is not MISSING for value in values), np.bool_, rows)
+    if present is not None:
         tensors = [value for value in values if value is not MISSING]
     where = slice(None) if present is None else present
     lengths = np.zeros(rows, np.int64)
@@ -118,7 +121,7 @@ def _join(signature: Signature, tensors: Sequence[torch.Tensor]) -> torch.Tensor
     dtype = _SIGNED[storage_dtype(signature.dtype).itemsize]
     if not tensors:
         return torch.empty(0, dtype=dtype)
-    local = all(tensor.is_cpu for tensor in tensors)
+    local = all(map(_IS_CPU, tensors))
     if local and signature.ndim <= 1 and signature.dtype in _JOINED_AS_THEY_ARE:
         # One call for all rows; it also resolves lazy negation.
         whole = torch.stack(tensors) if signature.ndim == 0 else torch.cat(tensors)
@@ -171,7 +174,7 @@ def _split(column: Column, flat: torch.Tensor) -> list[torch.Tensor]:
     ]
 
 
-def rows_of(batch: torch.Tensor) -> list[torch.Tensor]:
+def rows_of(batch: torch.Tensor) -> list[torch.Tensor] | Batch:
     """The rows of a batched tensor: dense, jagged or strided nested.
 
     Raises:
@@ -179,4 +182,10 @@ def rows_of(batch: torch.Tensor) -> list[torch.Tensor]:
     """
     if batch.dim() == 0:
         raise InputError("a column needs one value per row, this tensor has no rows")
-    return list(batch.unbind(0))
+    known = _NAMES.get(batch.dtype)
+    if known is None or batch.is_nested or batch.layout != torch.strided or not batch.is_cpu:
+        return list(batch.unbind(0))
+    signed = _SIGNED[storage_dtype(known).itemsize]
+    plain = batch.detach().resolve_neg().contiguous().view(signed)
+    bits = plain.numpy().view(storage_dtype(known))
+    return Batch(Signature("tensor", known, batch.dim() - 1), bits)

@@ -4,9 +4,11 @@ A column holds one field of a run of rows: flat element bits, row offsets, and f
 or more dimensions the shape of each row (spec/v1/06-tables.md, Columns).
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import accumulate, repeat
+from operator import is_, is_not
 from typing import Any, Final, Literal
 
 import numpy as np
@@ -147,6 +149,33 @@ class Column:
         return (int(self.offsets[row + 1] - self.offsets[row]),)
 
 
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Rows that lie in one array already: `bits[i]` is row i of the one signature."""
+
+    signature: Signature
+    bits: Bits
+
+    def __len__(self) -> int:
+        return len(self.bits)
+
+    def __getitem__(self, rows: slice | list[int]) -> "Batch":
+        return Batch(self.signature, self.bits[rows])
+
+    @property
+    def row_bytes(self) -> int:
+        """Logical bytes of each row."""
+        return int(self.bits.nbytes) // max(len(self.bits), 1)
+
+    def column(self) -> Column:
+        """The rows as a column; copies the bits."""
+        shape = self.bits.shape[1:]
+        rows, size = len(self.bits), math.prod(shape)
+        shapes = np.tile(np.array(shape, np.int64), (rows, 1)) if len(shape) >= 2 else None
+        offsets = np.arange(rows + 1, dtype=np.int64) * size
+        return Column(self.signature, self.bits.flatten(), offsets, None, shapes)
+
+
 def offsets_of(lengths: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
     """Row offsets from row lengths."""
     offsets = np.zeros(len(lengths) + 1, dtype=np.int64)
@@ -212,20 +241,34 @@ def signature_of(value: object) -> Signature | None:
     return Signature("value")
 
 
+def batch_of(values: npt.NDArray[Any]) -> Batch | None:
+    """A whole numpy array as rows along its first axis, or None where its dtype is refused."""
+    if isinstance(values, np.ma.MaskedArray) or values.dtype.name not in _NUMPY_NAMES:
+        return None
+    name = values.dtype.name
+    native = np.asarray(values).astype(values.dtype.newbyteorder("="), copy=False)
+    return Batch(Signature("ndarray", name, values.ndim - 1), native.view(storage_dtype(name)))
+
+
 def from_values(signature: Signature, values: Sequence[Any]) -> Column:
     """A column from values that all have this signature, or are MISSING; copies the bits.
 
     Raises:
         UnsupportedValue: If a value has no exact stored form.
     """
-    present = None
-    if any(value is MISSING for value in values):
-        present = np.fromiter((value is not MISSING for value in values), np.bool_, len(values))
+    present = presence(values)
     if signature.is_array:
         return _from_arrays(signature, values, present)
     encoded = [b"" if value is MISSING else _encode(signature, value) for value in values]
     offsets = np.fromiter(accumulate(map(len, encoded), initial=0), np.int64, len(encoded) + 1)
     return Column(signature, np.frombuffer(b"".join(encoded), np.uint8), offsets, present)
+
+
+def presence(values: Sequence[Any]) -> npt.NDArray[np.bool_] | None:
+    """Which rows have a value; None when all have one."""
+    if not any(map(is_, values, repeat(MISSING))):
+        return None
+    return np.fromiter(map(is_not, values, repeat(MISSING)), np.bool_, len(values))
 
 
 def _from_arrays(

@@ -22,6 +22,7 @@ MAX_DEPTH = 200
 
 _SCALARS = frozenset(np.dtype(code).name for code in "?bhilqBHILQefd")
 _PAIR = re.compile("[\ud800-\udbff][\udc00-\udfff]")
+_ENCODER = json.JSONEncoder(separators=(",", ":"), allow_nan=False)
 
 
 def encode(value: object) -> str:
@@ -31,7 +32,7 @@ def encode(value: object) -> str:
         UnsupportedValue: If some part of the value has no exact form.
     """
     try:
-        return json.dumps(_lower(value, MAX_DEPTH), separators=(",", ":"), allow_nan=False)
+        return _ENCODER.encode(_lower(value, MAX_DEPTH))
     except ValueError as error:
         if isinstance(error, UnsupportedValue):
             raise
@@ -53,7 +54,7 @@ def decode(text: str | bytes) -> Any:
 def _lower(value: object, room: int) -> Any:
     kind = type(value)
     if isinstance(value, str) and kind is str:
-        return value if not _PAIR.search(value) else {"$text": _code_points(value)}
+        return {"$text": _code_points(value)} if _has_pair(value) else value
     if value is None or kind in (bool, int):
         return value
     if isinstance(value, float) and kind is float:
@@ -84,7 +85,11 @@ def _lower(value: object, room: int) -> Any:
 
 
 def _is_plain_key(key: object) -> bool:
-    return type(key) is str and not key.startswith("$") and not _PAIR.search(key)
+    return type(key) is str and not key.startswith("$") and not _has_pair(key)
+
+
+def _has_pair(text: str) -> bool:
+    return not text.isascii() and _PAIR.search(text) is not None
 
 
 def _code_points(text: str) -> str:

@@ -12,9 +12,11 @@ from snapfmt.errors import InputError, UnsupportedValue
 from snapfmt.format import arrow_stream, tagged
 from snapfmt.format.columns import (
     MISSING,
+    Batch,
     Column,
     Encoded,
     Signature,
+    batch_of,
     from_values,
     is_utf8,
     missing_column,
@@ -25,6 +27,8 @@ MAX_NAME = 1024
 """Characters of a column's name; the schema of a part index says the same."""
 Rows = list[tuple[str, Column]]
 """Columns of some rows, the key first."""
+Values = Sequence[Any] | Batch
+"""One value per row."""
 Types = tuple[tuple[str, Signature], ...]
 """Columns and their types, as rows of one segment share them."""
 
@@ -41,7 +45,7 @@ class Converter:
     """A column of values of one signature."""
     sizes: Callable[[Sequence[Any]], npt.NDArray[np.int64]]
     """Logical bytes of every value."""
-    rows: Callable[[Any], list[Any]]
+    rows: Callable[[Any], "Values"]
     """The rows of a whole batch in one value."""
 
 
@@ -52,10 +56,11 @@ class RowConverter:
         self._table = table
         self._converter = converter
 
-    def listed(self, values: Any) -> Sequence[Any]:
+    def listed(self, values: Any) -> Values:
         """One value per row, from a list or from a batched array, dense or nested."""
         if isinstance(values, np.ndarray) and values.ndim:
-            return [values[row, ...] for row in range(len(values))]
+            batch = batch_of(values)
+            return [values[row, ...] for row in range(len(values))] if batch is None else batch
         convert = self._converter(type(values))
         if convert is not None:
             return convert.rows(values)
@@ -63,7 +68,7 @@ class RowConverter:
             return values
         raise InputError("a column is a sequence of one value per row", what=repr(type(values)))
 
-    def check(self, keys: list[str], columns: Mapping[str, Sequence[Any]], seen: set[str]) -> None:
+    def check(self, keys: list[str], columns: Mapping[str, Values], seen: set[str]) -> None:
         """Refuse keys that repeat and columns that do not fit.
 
         Raises:
@@ -87,7 +92,7 @@ class RowConverter:
                 message = f"column has {len(values)} values for {len(keys)} keys"
                 raise InputError(message, what=name)
 
-    def prepared(self, name: str, keys: list[str], values: Sequence[Any]) -> Sequence[Any]:
+    def prepared(self, name: str, keys: list[str], values: Values) -> Values:
         """The values of a column, plain Python ones in their stored form.
 
         Their true size is known from then on, and what has no exact form is refused before any
@@ -96,7 +101,7 @@ class RowConverter:
         Raises:
             UnsupportedValue: Naming the row and the field.
         """
-        if not any(self._is_plain(kind) for kind in set(map(type, values))):
+        if isinstance(values, Batch) or not any(map(self._is_plain, set(map(type, values)))):
             return values
         found: list[Any] = []
         for key, value in zip(keys, values, strict=True):
@@ -115,16 +120,20 @@ class RowConverter:
         return self._converter(kind) is None
 
     def group(
-        self, keys: list[str], columns: Mapping[str, Sequence[Any]]
+        self, keys: list[str], columns: Mapping[str, Values]
     ) -> list[tuple[Types, npt.NDArray[np.int64] | None]]:
         """Rows by the types of their cells; None stands for all rows."""
         uniform: dict[str, Signature] = {}
         mixed: dict[str, list[Signature | None]] = {}
         for name in sorted(columns):
-            if (alike := self._uniform(columns[name])) is not None:
+            values = columns[name]
+            if isinstance(values, Batch):
+                uniform[name] = values.signature
+                continue
+            if (alike := self._uniform(values)) is not None:
                 uniform[name] = alike
                 continue
-            found = self._signatures(name, keys, columns[name])
+            found = self._signatures(name, keys, values)
             distinct = set(found) - {None}
             if len(distinct) > 1:
                 mixed[name] = found
@@ -144,6 +153,8 @@ class RowConverter:
 
     def _uniform(self, values: Sequence[Any]) -> Signature | None:
         kinds = set(map(type, values))
+        if kinds == {Encoded}:
+            return Signature("value")
         convert = self._converter(kinds.pop()) if len(kinds) == 1 else None
         return None if convert is None else convert.uniform(values)
 
@@ -160,10 +171,13 @@ class RowConverter:
                 raise _located(error, self._table, keys[row], name) from error
         return found
 
-    def sizes(self, columns: Mapping[str, Sequence[Any]], rows: int) -> npt.NDArray[np.int64]:
+    def sizes(self, columns: Mapping[str, Values], rows: int) -> npt.NDArray[np.int64]:
         """Logical bytes of every row, roughly."""
         total = np.full(rows, 32, np.int64)
         for values in columns.values():
+            if isinstance(values, Batch):
+                total += values.row_bytes
+                continue
             kinds = set(map(type, values))
             convert = self._converter(next(iter(kinds))) if len(kinds) == 1 else None
             total += (
@@ -177,7 +191,7 @@ class RowConverter:
         self,
         cells: Types,
         keys: list[str],
-        columns: Mapping[str, Sequence[Any]],
+        columns: Mapping[str, Values],
         start: int,
         stop: int,
     ) -> Rows:
@@ -188,9 +202,9 @@ class RowConverter:
             result.append((name, self._column(name, signature, keys, values)))
         return result
 
-    def _column(
-        self, name: str, signature: Signature, keys: list[str], values: Sequence[Any]
-    ) -> Column:
+    def _column(self, name: str, signature: Signature, keys: list[str], values: Values) -> Column:
+        if isinstance(values, Batch):
+            return values.column()
         kinds = set(map(type, values)) - {type(MISSING)}
         if not kinds:
             return missing_column(signature, len(values))

@@ -16,11 +16,11 @@ import pyarrow as pa
 
 from snapfmt.errors import AttemptClosed, InputError, UnsupportedValue
 from snapfmt.format import arrow_stream, batch_index, chunks, segment
-from snapfmt.format.columns import concat
+from snapfmt.format.columns import Batch, concat
 from snapfmt.format.digest import digest_of
 from snapfmt.limits import DEFAULT_LIMITS, MIB
 from snapfmt.writing.pack import Extent, PackWriter
-from snapfmt.writing.rows import Converter, RowConverter, Rows, Types
+from snapfmt.writing.rows import Converter, RowConverter, Rows, Types, Values
 from snapfmt_schemas.part import Segment, Table
 
 BATCH_BYTES = MIB
@@ -120,15 +120,13 @@ class TableWriter:
         if not isinstance(columns, Mapping):
             raise InputError("columns are a mapping of name to values", what=repr(columns)[:80])
         keys = list(keys)
-        columns = {name: self._converter.listed(values) for name, values in columns.items()}
-        self._converter.check(keys, columns, self._seen)
-        columns = {
-            name: self._converter.prepared(name, keys, values) for name, values in columns.items()
-        }
-        groups = self._converter.group(keys, columns)
+        given = {name: self._converter.listed(values) for name, values in columns.items()}
+        self._converter.check(keys, given, self._seen)
+        taken = {name: self._converter.prepared(name, keys, given[name]) for name in given}
+        groups = self._converter.group(keys, taken)
         try:
             for signature, rows in groups:
-                self._take(signature, keys, columns, rows)
+                self._take(signature, keys, taken, rows)
             self._drain(0)
         except BaseException as error:
             # Some rows were taken and some were not: what follows cannot be sealed.
@@ -141,14 +139,14 @@ class TableWriter:
         self,
         cells: Types,
         keys: list[str],
-        columns: Mapping[str, Sequence[Any]],
+        columns: Mapping[str, Values],
         rows: npt.NDArray[np.int64] | None,
     ) -> None:
         """Cut the rows into batches and hand the full ones over."""
         chosen: Iterable[int] = range(len(keys)) if rows is None else rows.tolist()
         order = list(chosen)
         picked = {
-            name: columns[name] if rows is None else [columns[name][i] for i in order]
+            name: columns[name] if rows is None else _chosen(columns[name], order)
             for name, _ in cells
         }
         names = keys if rows is None else [keys[i] for i in order]
@@ -297,6 +295,10 @@ class TableWriter:
             rows=sum(item.live_rows for item in segments),
             segments=segments,
         )
+
+
+def _chosen(values: Values, rows: list[int]) -> Values:
+    return values[rows] if isinstance(values, Batch) else [values[row] for row in rows]
 
 
 def _document(item: _Sealed) -> Segment:

@@ -120,3 +120,16 @@ def test_a_value_without_an_exact_form_is_refused_by_row_and_field(
     assert table.rows == 0
     table.append(["a", "b"], {"fine": [1, 2]})
     assert part.seal().tables[0].rows == 2
+
+
+@pytest.mark.parametrize("order", "<>")
+@pytest.mark.parametrize("name", NUMPY_DTYPES)
+def test_a_whole_batch_may_be_given_as_a_column(stored: Stored, name: str, order: str) -> None:
+    whole = np.resize(patterns(name), 24)
+    batch = whole.astype(whole.dtype.newbyteorder(order)).reshape(4, 3, 2)[:, ::-1]
+    mixed = [1, "two", np.ones(1), 3]
+    reader = stored({"x": batch, "y": mixed})
+    for row in range(4):
+        back = reader.row(f"k{row}")
+        assert same(back["x"], batch[row].astype(whole.dtype))
+        assert same(back["y"], mixed[row])

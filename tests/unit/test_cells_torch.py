@@ -148,9 +148,39 @@ def test_nested_tensors_are_stored_row_by_row(stored: Stored, layout: Any) -> No
         stored({"x": [nested]})
 
 
-def test_a_whole_batch_may_be_given_as_a_column(stored: Stored) -> None:
-    batch = torch.arange(12).reshape(4, 3)
-    assert same(torch.stack(stored({"x": batch}).to_torch()[1]["x"]), batch)
+@pytest.mark.parametrize("shape", [(6,), (6, 3), (6, 2, 2), (6, 0), (6, 1, 1, 2, 1, 1)], ids=str)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_a_whole_batch_may_be_given_as_a_column(stored: Stored, dtype: Any, shape: Any) -> None:
+    size = int(np.prod(shape))
+    whole = patterns(dtype).repeat(24)[: 2 * size]
+    # Beside a column of several kinds the rows of the batch are taken out of order.
+    mixed = [1, "two", torch.ones(1), 3, "four", torch.zeros(2)]
+    for batch in (whole[:size].reshape(shape), whole[::2].reshape(shape)):
+        keys, columns = stored({"x": batch, "y": mixed}).to_torch()
+        rows = [int(key[1:]) for key in keys]
+        assert all(same(columns["x"][at], batch[row]) for at, row in enumerate(rows))
+        assert all(same(columns["y"][at], mixed[row]) for at, row in enumerate(rows))
+
+
+def test_a_lazily_negated_batch_is_stored_as_what_it_says(stored: Stored) -> None:
+    batch = torch._neg_view(torch.arange(6.0).reshape(3, 2)).requires_grad_()
+    back = stored({"x": batch}).to_torch()[1]["x"]
+    assert same(torch.stack(back), -torch.arange(6.0).reshape(3, 2))
+
+
+def test_a_batch_is_copied_when_append_returns(tmp_path: Path) -> None:
+    repository = Repository.create(tmp_path)
+    attempt = repository.begin()
+    part = attempt.part("p")
+    held = {"tensor": torch.arange(6).reshape(2, 3), "array": np.arange(6.0).reshape(2, 3)}
+    table = part.table("t")
+    table.append(["a", "b"], held)
+    held["tensor"].fill_(9)
+    held["array"][:] = 9
+    attempt.publish([part.seal()])
+    back = repository.snapshot().table("t").row("b")
+    assert back["array"].tolist() == [3.0, 4.0, 5.0]
+    assert back["tensor"].tolist() == [3, 4, 5]
 
 
 REFUSED = {

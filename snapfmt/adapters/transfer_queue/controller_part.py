@@ -4,7 +4,8 @@ Tables of a partition (spec/v1/06-tables.md): `state/<table>` has one row per ro
 also for rows without values; `fields/<table>` has one row per field.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -114,9 +115,9 @@ def _write_state(
     for position, bits in enumerate(cut.consumption.values()):
         consumed[:, position] = _pick(bits, rows)
     sets = (cut.active, cut.pre_allocated, cut.indexed, allocated)
-    flags = torch.tensor(
-        [[index in group for group in sets] for index in indexes.tolist()], dtype=torch.bool
-    ).reshape(len(known), len(sets))
+    flags = torch.zeros(len(known), len(sets), dtype=torch.bool)
+    for position, group in enumerate(sets):
+        flags[:, position] = torch.from_numpy(np.isin(indexes, _sorted(group)))
     with part.table(f"state/{table}") as writer:
         for start in range(0, len(known), _CHUNK):
             check()
@@ -125,15 +126,19 @@ def _write_state(
             writer.append(
                 row_keys[chunk],
                 {
-                    "global_index": rows[chunk].unbind(0),
-                    "flags": flags[chunk].unbind(0),
-                    "produced": produced[chunk].unbind(0),
-                    "consumed": consumed[chunk].unbind(0),
+                    "global_index": rows[chunk],
+                    "flags": flags[chunk],
+                    "produced": produced[chunk],
+                    "consumed": consumed[chunk],
                     "tag": [cut.tags.get(index, MISSING) for index in some],
                     "backend_meta": [cut.backend_meta.get(index, MISSING) for index in some],
                 },
             )
     return len(known)
+
+
+def _sorted(indexes: Collection[int]) -> Indexes:
+    return np.sort(np.fromiter(indexes, np.int64, len(indexes)))
 
 
 def _pick(bits: Any, rows: Any) -> Any:
@@ -177,23 +182,25 @@ def _field_row(name: str, meta: FieldCut) -> dict[str, Any]:
     if meta.dtype is not None and not isinstance(meta.dtype, torch.dtype):
         raise UnsupportedValue(f"dtype {meta.dtype!r} of a field's metadata", what=name)
     shapes = list(meta.per_sample_shapes.values())
-    kinds = {(type(shape) is list, len(shape)) for shape in shapes}
+    widths, kinds = set(map(len, shapes)), set(map(type, shapes))
+    lists = list in kinds
     row: dict[str, Any] = {
         "meta": {
             "dtype": None if meta.dtype is None else str(meta.dtype).removeprefix("torch."),
             "shape": _plain(meta.shape),
             "is_nested": meta.is_nested,
             "is_non_tensor": meta.is_non_tensor,
-            "sample_lists": any(is_list for is_list, _ in kinds),
+            "sample_lists": lists,
         },
-        "global_indexes": torch.tensor(sorted(meta.global_indexes), dtype=torch.int64),
+        "global_indexes": torch.from_numpy(_sorted(meta.global_indexes)),
         "sample_indexes": torch.tensor(list(meta.per_sample_shapes), dtype=torch.int64),
     }
-    if len(kinds) > 1:
+    if len(widths) > 1 or (lists and len(kinds) > 1):
         row["mixed_shapes"] = [_plain(shape) for shape in shapes]
     else:
-        width = next(iter(kinds))[1] if kinds else 0
-        row["sample_shapes"] = torch.tensor(shapes, dtype=torch.int64).reshape(len(shapes), width)
+        width = max(widths, default=0)
+        flat = np.fromiter(chain.from_iterable(shapes), np.int64, len(shapes) * width)
+        row["sample_shapes"] = torch.from_numpy(flat.reshape(len(shapes), width))
     return row
 
 

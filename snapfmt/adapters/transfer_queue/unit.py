@@ -8,18 +8,19 @@ from importlib import import_module
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from snapfmt.adapters.transfer_queue import names
 from snapfmt.adapters.transfer_queue.hold import Gate, install_gate
 from snapfmt.adapters.transfer_queue.jobs import Holding, holding_of, holdings_of, keep
 from snapfmt.adapters.transfer_queue.pins import SpilledValues, spilled_values
-from snapfmt.adapters.transfer_queue.state import Counts, UnitPlan
+from snapfmt.adapters.transfer_queue.state import Counts, Indexes, UnitPlan
 from snapfmt.errors import CutInconsistent, FormatError, RestoreRefused
 from snapfmt.format.columns import MISSING, Column
 
 MUTATORS = ("put_data", "clear", "load_checkpoint")
 """Methods of a unit's storage that change it. Reads pass at any time."""
-_CHUNK_ROWS = 512
+_CHUNK_ROWS = 2048
 _CHUNK_BYTES = 32 * 1024 * 1024
 _READERS = 2
 _ABSENT = object()
@@ -126,37 +127,74 @@ def _write(cut: UnitCut, ticket: str, plans: list[UnitPlan], check: Callable[[],
 
 def _chunks(cut: UnitCut, plan: UnitPlan) -> Iterator[tuple[list[str], dict[str, Any]]]:
     """Rows with the same produced fields together, so that a segment has all its columns."""
+    for pattern, rows in _patterns(plan.produced):
+        fields = [name for name, there in zip(plan.fields, pattern, strict=True) if there]
+        for start in range(0, len(rows), _CHUNK_ROWS):
+            chosen = rows[start : start + _CHUNK_ROWS].tolist()
+            indexes = plan.indexes[chosen]
+            places = indexes.tolist()
+            keys = [names.row_key(plan.keys[row], i) for row, i in zip(chosen, places, strict=True)]
+            columns = {name: _gather(cut, plan, name, places, keys) for name in fields}
+            yield from _loaded(cut.spilled, keys, indexes, columns)
+
+
+def _patterns(
+    produced: npt.NDArray[np.bool_],
+) -> Iterator[tuple[npt.NDArray[np.bool_], npt.NDArray[np.int64]]]:
+    """The combinations of produced fields that occur, each with its rows in order."""
+    if len(produced) and (produced == produced[0]).all():
+        yield produced[0], np.arange(len(produced))
+        return
+    # Sorting packed bits is many times faster than sorting rows of booleans.
+    packed = np.packbits(produced, axis=1)
+    words = np.zeros((len(packed), -(-packed.shape[1] // 8) * 8), np.uint8)
+    words[:, : packed.shape[1]] = packed
+    _, first, kinds = np.unique(
+        words.view(np.uint64), axis=0, return_index=True, return_inverse=True
+    )
+    for kind, row in enumerate(first.tolist()):
+        yield produced[row], np.flatnonzero(kinds.reshape(-1) == kind)
+
+
+def _gather(
+    cut: UnitCut, plan: UnitPlan, name: str, indexes: list[int], keys: list[str]
+) -> list[Any]:
+    values = cut.fields.get(name, {})
+    try:
+        return list(map(values.__getitem__, indexes))
+    except KeyError:
+        missing = next(key for key, i in zip(keys, indexes, strict=True) if i not in values)
+        raise CutInconsistent(
+            f"row {missing!r} of {plan.partition_id!r} was produced but is not here",
+            what=name,
+            hint="save again",
+        ) from None
+
+
+def _loaded(
+    spilled: SpilledValues | None,
+    keys: list[str],
+    indexes: Indexes,
+    columns: dict[str, list[Any]],
+) -> Iterator[tuple[list[str], dict[str, Any]]]:
+    """The rows with their values in memory, those from SSD a bounded number of bytes at a time."""
     import torch
 
-    patterns, kinds = np.unique(plan.produced, axis=0, return_inverse=True)
-    for kind, pattern in enumerate(patterns):
-        fields = [name for name, there in zip(plan.fields, pattern, strict=True) if there]
-        rows = np.flatnonzero(kinds.reshape(-1) == kind)
-        size = 0
-        keys: list[str] = []
-        columns: dict[str, list[Any]] = {name: [] for name in (names.INDEX_COLUMN, *fields)}
-        for row in rows.tolist():
-            index = int(plan.indexes[row])
-            keys.append(names.row_key(plan.keys[row], index))
-            columns[names.INDEX_COLUMN].append(torch.tensor(index))
-            for name in fields:
-                value = cut.fields.get(name, {}).get(index, _ABSENT)
-                if value is _ABSENT:
-                    raise CutInconsistent(
-                        f"row {keys[-1]!r} of {plan.partition_id!r} was produced but is not here",
-                        what=name,
-                        hint="save again",
-                    )
-                if cut.spilled is not None:
-                    value, loaded = cut.spilled.load(value)
-                    size += loaded
-                columns[name].append(value)
-            if len(keys) >= _CHUNK_ROWS or size >= _CHUNK_BYTES:
-                yield keys, columns
-                keys, size = [], 0
-                columns = {name: [] for name in columns}
-        if keys:
-            yield keys, columns
+    place = torch.from_numpy(indexes)
+    if spilled is None:
+        yield keys, {names.INDEX_COLUMN: place, **columns}
+        return
+    start = size = 0
+    ready: dict[str, list[Any]] = {name: [] for name in columns}
+    for stop in range(1, len(keys) + 1):
+        for name, values in columns.items():
+            value, read = spilled.load(values[stop - 1])
+            ready[name].append(value)
+            size += read
+        if size >= _CHUNK_BYTES or stop == len(keys):
+            yield keys[start:stop], {names.INDEX_COLUMN: place[start:stop], **ready}
+            start, size = stop, 0
+            ready = {name: [] for name in columns}
 
 
 def start_load(
