@@ -13,8 +13,8 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 profile=${1:-dev}
 case "$profile" in
-  demo) extras=torch,ray,transfer-queue,cli ;;
-  dev) extras=torch,ray,transfer-queue,cli,zarr,test,dev ;;
+  demo) extras=coordinator,torch,ray,transfer-queue,cli ;;
+  dev) extras=coordinator,torch,ray,transfer-queue,cli,zarr,test,dev ;;
   *) echo "usage: .ci/setup.sh demo|dev" >&2; exit 2 ;;
 esac
 

@@ -11,7 +11,7 @@
     │     CorruptObject, FormatError
     ├── RefusedError         this will not be done; nothing was touched
     │     UnsupportedFeature, UnsupportedVersion, UnsupportedFilesystem, FingerprintMismatch,
-    │     RestoreRefused, LimitExceeded
+    │     RestoreRefused, LimitExceeded, ControlRefused
     ├── InputError           the caller's value cannot be stored
     │     UnsupportedValue, InvalidRecord
     ├── StorageError         the storage backend failed
@@ -188,6 +188,20 @@ class LimitExceeded(RefusedError):
     """A size in the input passes a limit of snapfmt.limits."""
 
     code = "LimitExceeded"
+
+
+class ControlRefused(RefusedError):
+    """A participant refused a request; `reason` is the protocol's word for why."""
+
+    code = "ControlRefused"
+
+    def __init__(
+        self, message: str, *, reason: str, status: int = 409, what: str = "", hint: str = ""
+    ) -> None:
+        super().__init__(f"{reason}: {message}", what=what, hint=hint)
+        self.detail = message
+        self.reason = reason
+        self.status = status
 
 
 class InputError(SnapfmtError, ValueError):
