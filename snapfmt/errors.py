@@ -196,7 +196,13 @@ class ControlRefused(RefusedError):
     code = "ControlRefused"
 
     def __init__(
-        self, message: str, *, reason: str, status: int = 409, what: str = "", hint: str = ""
+        self,
+        message: str,
+        *,
+        reason: str = "refused",
+        status: int = 409,
+        what: str = "",
+        hint: str = "",
     ) -> None:
         super().__init__(f"{reason}: {message}", what=what, hint=hint)
         self.detail = message
