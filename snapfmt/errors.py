@@ -199,12 +199,13 @@ class ControlRefused(RefusedError):
         self,
         message: str,
         *,
-        reason: str = "refused",
+        reason: str = "",
         status: int = 409,
         what: str = "",
         hint: str = "",
     ) -> None:
-        super().__init__(f"{reason}: {message}", what=what, hint=hint)
+        text = f"{reason}: {message}" if reason else message
+        super().__init__(text, what=what, hint=hint)
         self.detail = message
         self.reason = reason
         self.status = status
