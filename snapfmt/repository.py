@@ -13,6 +13,7 @@ from snapfmt.errors import (
     ConflictError,
     FingerprintMismatch,
     InputError,
+    LeaseExpired,
     NoMatch,
     NotPublished,
     SnapfmtError,
@@ -26,9 +27,10 @@ from snapfmt.reading.report import VerifyReport
 from snapfmt.reading.snapshot import Snapshot
 from snapfmt.reading.verify import Progress, verify
 from snapfmt.storage.local import LocalStore
-from snapfmt.writing.attempt import Attempt, reclaim
+from snapfmt.writing.attempt import Attempt, reclaim, without_lease
 from snapfmt.writing.owner import current_owner, is_dead
-from snapfmt.writing.part import PartWriter
+from snapfmt.writing.part import PartWriter, decode_ticket
+from snapfmt.writing.retire import Retirement
 from snapfmt_schemas.attempt import Lease, Ticket
 from snapfmt_schemas.fingerprint import Fingerprint
 from snapfmt_schemas.manifest import BaseSnapshot, RepositoryDocument
@@ -54,6 +56,8 @@ class Repository:
         self._store = store
         self._document = document
         self._limits = limits
+        self._gone: set[int] = set()
+        """Numbers that were retired for good."""
 
     @classmethod
     def open(
@@ -109,7 +113,7 @@ class Repository:
             InputError: If the ticket is not one, or is another repository's.
             LeaseExpired: If the attempt is over.
         """
-        known = ticket if isinstance(ticket, Ticket) else _ticket(ticket)
+        known = ticket if isinstance(ticket, Ticket) else decode_ticket(ticket)
         repository = cls.open(known.location)
         if repository.id != known.repository_id:
             raise InputError("the ticket is for another repository", what=known.location)
@@ -142,12 +146,13 @@ class Repository:
 
     def numbers(self) -> list[int]:
         """Numbers of the published snapshots, ascending."""
-        found = []
-        for name in self._store.names(layout.SNAPSHOTS):
-            number = layout.snapshot_number(name)
-            if number is not None and self._store.size(layout.manifest_key(number)) is not None:
-                found.append(number)
-        return sorted(found)
+        return sorted(
+            number
+            for name in self._store.names(layout.SNAPSHOTS)
+            if (number := layout.snapshot_number(name)) is not None
+            and number not in self._gone
+            and self._store.size(layout.manifest_key(number)) is not None
+        )
 
     def snapshot(self, number: int | None = None) -> Snapshot:
         """A published snapshot; the newest without a number.
@@ -237,7 +242,7 @@ class Repository:
             raise InputError("an attempt id is 32 hex digits", what=repr(attempt_id))
         self._store.prepare()
         self.clean_up()
-        # Also a folder without a manifest keeps its number: nothing can be renamed onto it.
+        # Also what was retired keeps its number, as does a folder without a manifest.
         taken = [
             known
             for name in self._store.names(layout.SNAPSHOTS)
@@ -246,12 +251,9 @@ class Repository:
         chosen = max(taken, default=0) + 1 if number is None else number
         if layout.snapshot_number(layout.snapshot_name(chosen)) != chosen:
             raise InputError("not a number of a snapshot", what=str(chosen))
-        if chosen in self.numbers():
-            raise SnapshotExists("the number is taken", what=layout.snapshot_name(chosen))
-        reference = None
-        if base is not None:
-            manifest = self.snapshot(base).manifest
-            reference = BaseSnapshot(number=base, write_id=manifest.write_id)
+        name = layout.snapshot_name(chosen)
+        if layout.DOCUMENTS & set(self._store.names(f"{layout.SNAPSHOTS}/{name}")):
+            raise SnapshotExists("the number is or was a snapshot's", what=name)
         now = time.time_ns()
         lease = Lease(
             attempt_id=attempt_id or secrets.token_hex(16),
@@ -263,9 +265,23 @@ class Repository:
         )
         self._store.create(layout.lease_key(lease.attempt_id), canonical.encode(lease))
         self._store.open_workspace(layout.workspace_key(lease.attempt_id))
+        try:
+            reference = self._reference(lease)
+        except SnapfmtError:
+            reclaim(self._store, lease.attempt_id)
+            raise
         return Attempt(
             self._store, lease, repository_id=self.id, base=reference, limits=self._limits
         )
+
+    def _reference(self, lease: Lease) -> BaseSnapshot | None:
+        """The base, looked at once the lease is there: a retirement sees one or the other."""
+        if self._store.size(layout.lease_key(lease.attempt_id)) is None:
+            raise LeaseExpired("the attempt was taken over as it began", what=lease.attempt_id)
+        if lease.base is None:
+            return None
+        write_id = self.snapshot(lease.base).manifest.write_id
+        return BaseSnapshot(number=lease.base, write_id=write_id)
 
     def leases(self) -> list[Lease]:
         """Leases of attempts that were not published, abandoned or cleaned up."""
@@ -284,16 +300,50 @@ class Repository:
         return found
 
     def clean_up(self) -> list[str]:
-        """Reclaim what attempts left that ran out or whose process is dead; returns their ids."""
+        """Reclaim what attempts left that ran out or whose process is dead; returns their ids.
+
+        So is what has no lease, which no running attempt is without.
+        """
         now = time.time_ns()
         gone = [
             lease.attempt_id
             for lease in self.leases()
             if now > lease.expires_at_ns or is_dead(lease.owner)
         ]
+        gone += without_lease(self._store)
         for attempt_id in gone:
             reclaim(self._store, attempt_id)
         return gone
+
+    def retire(self, number: int) -> None:
+        """Take a published snapshot out, and remove what nothing else reaches.
+
+        It is out in one step. A crash after that leaves objects that the next call removes.
+        The number stays taken.
+
+        Raises:
+            NotPublished: If there is none of that number.
+            RefusedError: If a running save builds on it, it is pinned, or something is unknown
+                that may reach what would go.
+            UnsupportedFeature: If a snapshot needs a feature that this library lacks.
+            StorageError: If the storage failed; it may be out, and the next call goes on.
+        """
+        _check_number(number, "number")
+        self._retirement().retire(number)
+
+    def keep_latest(self, count: int) -> list[int]:
+        """Retire all but the newest `count` whole snapshots; returns the numbers, ascending.
+
+        What is pinned or a running save builds on stays as well, and the newest always does.
+        Also finishes what earlier calls left. Raises as `retire`.
+        """
+        return self._retirement().keep_latest(count)
+
+    def _retirement(self) -> Retirement:
+        for operation in ("write", "collect"):
+            compat.require(self._document.features, operation, what=layout.REPOSITORY_KEY)
+        self.clean_up()
+        return Retirement(self._store, repository_id=self.id, limits=self._limits, gone=self._gone)
 
     def verify(
         self,
@@ -347,13 +397,3 @@ def _create(store: LocalStore, repository_id: str | None) -> None:
     except ConflictError:
         # Another process made it at the same moment; theirs counts.
         return
-
-
-def _ticket(text: str | bytes) -> Ticket:
-    if not isinstance(text, (str, bytes)):
-        raise InputError("a ticket is JSON text", what=repr(text)[:80])
-    data = text.encode() if isinstance(text, str) else text
-    try:
-        return canonical.decode(data, Ticket, what="ticket", size_limit=DEFAULT_LIMITS.lease_size)
-    except SnapfmtError as error:
-        raise InputError(f"not a ticket: {error}") from error

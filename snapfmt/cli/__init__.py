@@ -1,7 +1,8 @@
 """The command `snapfmt`: look into a repository, take things out, check it.
 
 Nothing here writes into a repository. Importing this package and `--help` load neither pyarrow
-nor torch: a command imports what it needs when it runs.
+nor torch: a command imports what it needs when it runs. Other packages add commands of their own
+(see `plugins`).
 """
 
 import argparse
@@ -10,10 +11,24 @@ from collections.abc import Sequence
 from typing import Any, NoReturn
 
 from snapfmt._version import FORMAT_VERSION, __version__
-from snapfmt.cli import attempts, cat, demo, exitcodes, ls, rows, show, tree, verify, version
-from snapfmt.cli.command import Command, UsageError
+from snapfmt.cli import (
+    attempts,
+    cat,
+    demo,
+    exitcodes,
+    ls,
+    plugins,
+    report,
+    rows,
+    show,
+    tree,
+    verify,
+    version,
+)
+from snapfmt.cli.command import Command, UsageError, add_common
 from snapfmt.cli.exitcodes import ExitCode
 from snapfmt.cli.output import Console, Stream, drop_stdout
+from snapfmt.cli.plugins import PluginError
 from snapfmt.errors import SnapfmtError
 
 __all__ = ["build_parser", "main"]
@@ -21,6 +36,7 @@ __all__ = ["build_parser", "main"]
 COMMANDS: tuple[Command[Any], ...] = (
     ls.COMMAND,
     show.COMMAND,
+    report.COMMAND,
     tree.COMMAND,
     cat.COMMAND,
     rows.COMMAND,
@@ -29,7 +45,10 @@ COMMANDS: tuple[Command[Any], ...] = (
     demo.COMMAND,
     version.COMMAND,
 )
-"""In the order of `--help`."""
+"""Those of this package, in the order of `--help`."""
+
+
+_HELP = ("-h", "--help")
 
 
 class _Parser(argparse.ArgumentParser):
@@ -39,7 +58,7 @@ class _Parser(argparse.ArgumentParser):
         raise UsageError(f"{message}; see `{self.prog} --help`")
 
 
-def build_parser() -> argparse.ArgumentParser:
+def build_parser(commands: Sequence[Command[Any]] = COMMANDS) -> argparse.ArgumentParser:
     """The parser of the whole command line."""
     parser = _Parser(
         prog="snapfmt",
@@ -51,12 +70,12 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--version", action="version", version=f"snapfmt {__version__} (format {FORMAT_VERSION})"
     )
-    _add_common(parser, default=False)
-    commands = parser.add_subparsers(
+    add_common(parser, default=False)
+    below_it = parser.add_subparsers(
         dest="command", metavar="COMMAND", required=True, parser_class=_Parser
     )
-    for command in COMMANDS:
-        below = commands.add_parser(
+    for command in commands:
+        below = below_it.add_parser(
             command.name,
             help=command.help,
             description=command.help,
@@ -66,7 +85,7 @@ def build_parser() -> argparse.ArgumentParser:
         )
         command.configure(below)
         # Without a default here, the same option before the command keeps its value.
-        _add_common(below, default=argparse.SUPPRESS)
+        add_common(below, default=argparse.SUPPRESS)
     return parser
 
 
@@ -86,8 +105,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _run(arguments: list[str], console: Console) -> ExitCode:
     try:
-        namespace = build_parser().parse_args(arguments)
-        (command,) = (item for item in COMMANDS if item.name == namespace.command)
+        commands = _commands(arguments, console)
+        namespace = build_parser(commands).parse_args(arguments)
+        (command,) = (item for item in commands if item.name == namespace.command)
         return console.emit(command.execute(namespace, console))
     except SystemExit as stop:
         # --help and --version end this way, with their text still in stdout's buffer.
@@ -96,6 +116,9 @@ def _run(arguments: list[str], console: Console) -> ExitCode:
     except UsageError as error:
         console.failed("Usage", str(error))
         return ExitCode.USAGE
+    except PluginError as error:
+        console.failed("Plugin", str(error))
+        return ExitCode.FAILED
     except BrokenPipeError:
         drop_stdout()
         return ExitCode.OK
@@ -110,11 +133,17 @@ def _run(arguments: list[str], console: Console) -> ExitCode:
         return ExitCode.FAILED
 
 
-def _add_common(parser: argparse.ArgumentParser, *, default: Any) -> None:
-    group = parser.add_argument_group("for every command")
-    group.add_argument(
-        "--json", action="store_true", default=default, help="one JSON document; rows: JSON lines"
-    )
-    group.add_argument(
-        "--debug", action="store_true", default=default, help="show the traceback of an error"
-    )
+def _commands(arguments: Sequence[str], console: Console) -> list[Command[Any]]:
+    """The commands that these arguments may mean; looks at other packages only if it must."""
+    first = next((item for item in arguments if item in _HELP or not item.startswith("-")), "")
+    own = {command.name for command in COMMANDS}
+    if not first or first in own:
+        return list(COMMANDS)
+    try:
+        found = plugins.find(own)
+    except PluginError as error:
+        if first not in _HELP:
+            raise
+        console.message(str(error))
+        return list(COMMANDS)
+    return [*COMMANDS, *(item.load() if item.name == first else item.listed() for item in found)]

@@ -72,6 +72,17 @@ def add_snapshot(parser: argparse.ArgumentParser, *, optional: bool, default: st
     )
 
 
+def add_common(parser: argparse.ArgumentParser, *, default: Any) -> None:
+    """The options of every command."""
+    group = parser.add_argument_group("for every command")
+    group.add_argument(
+        "--json", action="store_true", default=default, help="one JSON document; rows: JSON lines"
+    )
+    group.add_argument(
+        "--debug", action="store_true", default=default, help="show the traceback of an error"
+    )
+
+
 def open_repository(location: str) -> "Repository":
     """The repository; loads the library, which `--help` does not need."""
     from snapfmt.repository import Repository

@@ -4,6 +4,7 @@ import argparse
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from snapfmt.cli import report
 from snapfmt.cli.command import (
     Command,
     Reference,
@@ -13,12 +14,11 @@ from snapfmt.cli.command import (
     open_snapshot,
 )
 from snapfmt.cli.output import Block, Console, Fields, Heading, Outcome, Result, Table
-from snapfmt.cli.text import age, duration, flat, moment, ratio, short_digest, size
+from snapfmt.cli.text import age, flat, moment, ratio, short_digest, size
 
 if TYPE_CHECKING:
     from snapfmt.reading.snapshot import Snapshot
     from snapfmt_schemas.manifest import Manifest
-    from snapfmt_schemas.timeline import PhaseTimeline
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,30 +149,13 @@ def _context(manifest: "Manifest") -> list[Block]:
         pairs = flat(manifest.anchor.model_dump(mode="json"))
         blocks += [Heading("Trainer"), Fields(pairs)]
     if manifest.timeline is not None:
-        blocks += _timeline(manifest.timeline)
+        heading = Heading(f"Timeline of the {manifest.timeline.operation}")
+        blocks += [heading, report.steps(manifest.timeline)]
     if manifest.user_metadata:
         blocks += [Heading("User metadata"), Fields(flat(manifest.user_metadata))]
     if manifest.extensions:
         blocks += [Heading("Extensions"), Fields(flat(manifest.extensions))]
     return blocks
-
-
-def _timeline(timeline: "PhaseTimeline") -> list[Block]:
-    columns = ["phase", "actor", "start", "took", "waited", "counts"]
-    begin = min((phase.started_at_ns for phase in timeline.phases), default=0)
-    rows = [
-        [
-            phase.name,
-            phase.actor or "-",
-            f"+{duration(phase.started_at_ns - begin)}",
-            duration(phase.ended_at_ns - phase.started_at_ns),
-            " ".join(phase.waited) or "-",
-            " ".join(f"{name}={count}" for name, count in phase.counts.items()) or "-",
-        ]
-        for phase in timeline.phases
-    ]
-    heading = Heading(f"Timeline of the {timeline.operation}")
-    return [heading, Table(columns, rows, frozenset({"start", "took"}))]
 
 
 COMMAND = Command("show", "one snapshot in readable form", Options, configure, run)

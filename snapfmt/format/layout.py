@@ -8,6 +8,10 @@ ATTEMPTS = "attempts"
 SNAPSHOTS = "snapshots"
 PINS = "pins"
 MANIFEST = "manifest.json"
+RETIRING = "retiring.json"
+RETIRED = "retired.json"
+DOCUMENTS = frozenset({MANIFEST, RETIRING, RETIRED})
+"""Names in a snapshot's folder; it holds one of them, or for a moment the last two."""
 
 _SNAPSHOT = re.compile(r"^snapshot_([0-9]{6,12})\Z")
 _OBJECT = re.compile(r"^objects/([0-9a-f]{2})/([0-9a-f]{64})\Z")
@@ -41,9 +45,14 @@ def snapshot_number(name: str) -> int | None:
     return int(match[1])
 
 
+def snapshot_key(number: int, document: str) -> str:
+    """Key of a document in a snapshot's folder: `MANIFEST`, `RETIRING` or `RETIRED`."""
+    return f"{SNAPSHOTS}/{snapshot_name(number)}/{document}"
+
+
 def manifest_key(number: int) -> str:
     """Key of a published manifest."""
-    return f"{SNAPSHOTS}/{snapshot_name(number)}/{MANIFEST}"
+    return snapshot_key(number, MANIFEST)
 
 
 def lease_key(attempt_id: str) -> str:

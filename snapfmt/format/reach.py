@@ -1,7 +1,36 @@
 """What a part index reaches (spec/v1/04-documents.md, Part index)."""
 
+from snapfmt.errors import FormatError
+from snapfmt.format import canonical, digest, layout
 from snapfmt.limits import Limits
+from snapfmt_schemas.attempt import Receipt
 from snapfmt_schemas.part import PartIndex
+
+
+def decode_index(data: bytes, receipt: Receipt, limits: Limits) -> PartIndex:
+    """The part index that a receipt names, from its bytes.
+
+    Raises:
+        CorruptError: If it is damaged or another part's.
+        LimitExceeded: If a bound is passed.
+    """
+    what = layout.object_key(receipt.index_digest)
+    digest.check_size(len(data), receipt.index_size, what=what)
+    digest.check(data, receipt.index_digest, what=what)
+    index = canonical.decode(
+        data, PartIndex, what=what, size_limit=limits.part_index_size, limits=limits
+    )
+    check_counts(index, limits, what=what)
+    if index.part != receipt.part or index.attempt_id != receipt.attempt_id:
+        raise FormatError(f"part index is that of {index.part!r}", what=receipt.part)
+    return index
+
+
+def objects(receipt: Receipt, index: PartIndex) -> dict[str, int]:
+    """Every object that a part reaches, by its key, and how many bytes of it there must be."""
+    found = {layout.object_key(name): end for name, end in extents(index).items()}
+    found[layout.object_key(receipt.index_digest)] = receipt.index_size
+    return found
 
 
 def extents(index: PartIndex) -> dict[str, int]:

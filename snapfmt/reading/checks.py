@@ -1,10 +1,18 @@
 """Checks of what a part holds against what is said about it, for the audit."""
 
 import json
+from typing import TypeVar
 
 from snapfmt.errors import FormatError
+from snapfmt.format import canonical, compat, layout
 from snapfmt.reading.snapshot import Part
+from snapfmt.storage.base import Store
 from snapfmt_schemas.attempt import Receipt
+from snapfmt_schemas.manifest import Manifest, RepositoryDocument
+
+D = TypeVar("D", Manifest, RepositoryDocument)
+
+_TOLERATED = ("lost+found", ".nfs", ".probe-", ".DS_Store")
 
 
 def receipt_problem(part: Part, receipt: Receipt) -> str:
@@ -20,6 +28,41 @@ def receipt_problem(part: Part, receipt: Receipt) -> str:
     if sum(entry.records or 0 for entry in index.entries) != receipt.records:
         return "part index does not hold as many records as its receipt says"
     return ""
+
+
+def tolerated(name: str) -> bool:
+    """Whether a file that the format does not have is one that systems leave everywhere."""
+    return name.startswith(_TOLERATED)
+
+
+def live_objects(store: Store) -> set[str]:
+    """Keys of the objects that attempts wrote whose workspace was not fenced."""
+    return {
+        key
+        for name in store.names(layout.ATTEMPTS)
+        if layout.is_attempt_id(name)
+        for key in store.journal(layout.workspace_key(name))
+    }
+
+
+def is_canonical(store: Store, key: str, model: type[D], *, size_limit: int) -> bool:
+    """Whether a root document is in canonical form.
+
+    Raises:
+        SnapfmtError: If it cannot be read.
+    """
+    data = store.get(key, limit=size_limit)
+    return data == canonical.encode(
+        compat.decode_root(data, model, what=key, size_limit=size_limit)
+    )
+
+
+def was_retired(store: Store, number: int) -> bool:
+    """Whether a snapshot was published once and is not any more (spec/v1/09-retention.md)."""
+    return store.size(layout.manifest_key(number)) is None and any(
+        store.size(layout.snapshot_key(number, name)) is not None
+        for name in (layout.RETIRING, layout.RETIRED)
+    )
 
 
 def check_records(part: Part, path: str) -> None:

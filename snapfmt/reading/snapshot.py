@@ -11,8 +11,8 @@ from snapfmt.errors import (
     NoMatch,
     NotPublished,
 )
-from snapfmt.format import canonical, compat, digest, jsonl, layout
-from snapfmt.format.reach import check_counts
+from snapfmt.format import compat, jsonl, layout
+from snapfmt.format.reach import decode_index
 from snapfmt.limits import DEFAULT_LIMITS, Limits
 from snapfmt.reading.segment import SegmentReader
 from snapfmt.reading.source import Source
@@ -169,18 +169,9 @@ class Part:
         Raises:
             CorruptError: If it is damaged or is another part's.
         """
-        key = layout.object_key(self.receipt.index_digest)
-        limits = self._source.limits
+        key, limits = layout.object_key(self.receipt.index_digest), self._source.limits
         data = self._source.store.get(key, limit=limits.part_index_size)
-        digest.check_size(len(data), self.receipt.index_size, what=key)
-        digest.check(data, self.receipt.index_digest, what=key)
-        index = canonical.decode(
-            data, PartIndex, what=key, size_limit=limits.part_index_size, limits=limits
-        )
-        check_counts(index, limits, what=key)
-        if index.part != self.name or index.attempt_id != self.receipt.attempt_id:
-            raise FormatError(f"part index is that of {index.part!r}", what=self._what)
-        return index
+        return decode_index(data, self.receipt, limits)
 
     def entries(self) -> list[Entry]:
         """The part's entries, in the order they were staged."""

@@ -14,22 +14,28 @@ from snapfmt.errors import (
     UnsupportedFeature,
     UnsupportedVersion,
 )
-from snapfmt.format import canonical, compat, digest, jsonl, layout, pack
-from snapfmt.format.reach import extents
+from snapfmt.format import canonical, digest, jsonl, layout, pack
+from snapfmt.format.reach import objects
 from snapfmt.limits import DEFAULT_LIMITS, MIB, Limits
-from snapfmt.reading.checks import check_records, receipt_problem
+from snapfmt.reading.checks import (
+    check_records,
+    is_canonical,
+    live_objects,
+    receipt_problem,
+    tolerated,
+    was_retired,
+)
 from snapfmt.reading.report import Finding, Severity, VerifyReport
 from snapfmt.reading.segment import SegmentReader
 from snapfmt.reading.snapshot import Part, Snapshot
 from snapfmt.storage.base import Store
-from snapfmt_schemas.manifest import RepositoryDocument
+from snapfmt_schemas.manifest import Manifest, RepositoryDocument
 from snapfmt_schemas.part import Location
 
 Progress = Callable[[int, str], None]
 """Called with the bytes that were just checked and what they belong to."""
 
 BLOCK = 4 * MIB
-_TOLERATED = ("lost+found", ".nfs", ".probe-", ".DS_Store")
 
 
 def verify(
@@ -54,6 +60,7 @@ def verify(
             audit.snapshot(item)
     audit.objects()
     if snapshots is None:
+        audit.retired_since()
         audit.beside()
     audit.report.findings.sort(key=lambda item: (item.path, item.rule, item.message))
     return audit.report
@@ -79,17 +86,15 @@ class _Audit:
         self._checked: set[bytes] = set()
         self._keys: dict[str, set[str]] = {}
         """Table -> keys of the snapshot that is being read, over all its parts."""
-        self._blind = False
-        """Whether something that reaches objects could not be read."""
+        self._blind: set[int] = set()
+        """Snapshots of which not all that they reach could be read."""
         self.report = VerifyReport(deep=deep)
 
     def repository(self) -> None:
         """The root document, and every folder under snapshots/."""
         key, size = layout.REPOSITORY_KEY, self._limits.lease_size
         try:
-            data = self._store.get(key, limit=size)
-            document = compat.decode_root(data, RepositoryDocument, what=key, size_limit=size)
-            if data != canonical.encode(document):
+            if not is_canonical(self._store, key, RepositoryDocument, size_limit=size):
                 self._find("format", "damage", key, "document is not in canonical form")
         except SnapfmtError as error:
             self._failed(error, key)
@@ -98,16 +103,34 @@ class _Audit:
             folder = f"{layout.SNAPSHOTS}/{name}"
             files = [key for key, _ in self._store.walk(folder)]
             if number is None:
-                if not _tolerated(name):
+                if not tolerated(name):
                     self._find("extra", "extra", folder, "not the name of a snapshot")
                 continue
+            published = layout.manifest_key(number) in files
+            named = {layout.MANIFEST} if published else layout.DOCUMENTS
+            known = {layout.snapshot_key(number, name) for name in named}
             for key in files:
-                if key != layout.manifest_key(number) and not _tolerated(key.rpartition("/")[2]):
+                if key not in known and not tolerated(key.rpartition("/")[2]):
                     self._find("extra", "extra", key, "no file of the format", (number,))
-            if layout.manifest_key(number) in files:
+            if published:
                 self.snapshot(number)
-            else:
+            elif known.isdisjoint(files):
                 self._find("leftover", "leftover", folder, "folder without a manifest")
+            self._retired(sorted(known.intersection(files) - {layout.manifest_key(number)}))
+
+    def _retired(self, keys: list[str]) -> None:
+        """What a retirement leaves: one document, or two if it did not come to its end."""
+        size = self._limits.manifest_size
+        for key in keys:
+            try:
+                if not is_canonical(self._store, key, Manifest, size_limit=size):
+                    self._find("format", "damage", key, "document is not in canonical form")
+            except NotFoundError:
+                continue
+            except SnapfmtError as error:
+                self._failed(error, key)
+            if key.endswith(layout.RETIRING):
+                self._find("leftover", "leftover", key, "retired, but not removed entirely")
 
     def snapshot(self, item: int | Snapshot) -> None:
         """One snapshot, without the bytes of its packs."""
@@ -123,14 +146,14 @@ class _Audit:
                 else item
             )
         except SnapfmtError as error:
-            self._blind = True
+            self._blind.add(number)
             self._failed(error, key, number)
             return
         self._keys = {}
-        manifest = snapshot.manifest
-        data = self._store.get(key, limit=self._limits.manifest_size)
-        if data != canonical.encode(manifest):
-            self._find("format", "damage", key, "manifest is not in canonical form", (number,))
+        with _Catch(self, key, number, snapshot.name):
+            data = self._store.get(key, limit=self._limits.manifest_size)
+            if data != canonical.encode(snapshot.manifest):
+                self._find("format", "damage", key, "manifest is not in canonical form", (number,))
         for part in snapshot.parts():
             self._part(part, number)
 
@@ -142,7 +165,7 @@ class _Audit:
             index = part.index
             problem = receipt_problem(part, receipt)
         except SnapfmtError as error:
-            self._blind = True
+            self._blind.add(number)
             self._failed(error, key, number)
             return
         if problem:
@@ -251,13 +274,13 @@ class _Audit:
                 strays.append((key, size))
             elif top == layout.ATTEMPTS:
                 self._attempt(key)
-            elif top != layout.PINS and not any(_tolerated(step) for step in key.split("/")):
+            elif top != layout.PINS and not any(tolerated(step) for step in key.split("/")):
                 rule, text = ("extra", "no file of the format")
                 if name.startswith(".") and name.endswith(".tmp"):
                     rule, text = ("leftover", "temporary file of a crashed write")
                 self._find(rule, "leftover" if rule == "leftover" else "extra", key, text)
 
-        live = self._live_objects()
+        live = live_objects(self._store)
         self._reach_since()
         for key, size in strays:
             if key not in live and key not in self._reach:
@@ -274,20 +297,21 @@ class _Audit:
                 continue
             try:
                 for part in Snapshot.open(self._store, number, limits=self._limits).parts():
-                    self._reach[layout.object_key(part.receipt.index_digest)] = {number}
-                    self._reach |= {layout.object_key(p): {number} for p in extents(part.index)}
+                    self._reach |= {key: {number} for key in objects(part.receipt, part.index)}
             except NotPublished:
                 continue
             except SnapfmtError:
-                self._blind = True
+                self._blind.add(number)
 
-    def _live_objects(self) -> set[str]:
-        return {
-            key
-            for name in self._store.names(layout.ATTEMPTS)
-            if layout.is_attempt_id(name)
-            for key in self._store.journal(f"{layout.ATTEMPTS}/{name}")
-        }
+    def retired_since(self) -> None:
+        """Forget what was found of snapshots that were retired while they were looked at."""
+        report = self.report
+        gone = {number for number in report.snapshots if was_retired(self._store, number)}
+        self._blind -= gone
+        report.snapshots = [number for number in report.snapshots if number not in gone]
+        report.findings = [
+            item for item in report.findings if not item.snapshots or set(item.snapshots) - gone
+        ]
 
     def _attempt(self, key: str) -> None:
         owner = key.split("/")[1].removesuffix(".json").removesuffix(".fenced")
@@ -369,10 +393,6 @@ class _Catch:
         error.args = (f"{self._where}: {error}",)
         self._audit._failed(error, self._key, self._number)
         return True
-
-
-def _tolerated(name: str) -> bool:
-    return name.startswith(_TOLERATED)
 
 
 def _silent(_: int, __: str) -> None:

@@ -116,3 +116,11 @@ class Store(Protocol):
             OutcomeUnknownError: If it may or may not have happened.
             StorageError: If it did not happen.
         """
+
+    def unpublish(self, folder: str, name: str, kept_as: str) -> None:
+        """Give `folder/name` the name `folder/kept_as`, in one step; the folder stays.
+
+        Raises:
+            MissingObject: If there is no `folder/name`.
+            StorageError: If it did not happen, or may be undone by a crash of the machine.
+        """

@@ -6,6 +6,7 @@ Holds at any time, also after a crash or a power cut:
   * whatever a workspace held is reachable only through that workspace.
 """
 
+import contextlib
 import errno
 import os
 import secrets
@@ -275,31 +276,32 @@ class LocalStore:
                 hint="look again after the file system is well; nothing was deleted",
             ) from error
 
+    def unpublish(self, folder: str, name: str, kept_as: str) -> None:
+        """Rename the file within its folder, and make that durable."""
+        path = self._path(folder)
+        try:
+            (path / name).rename(path / kept_as)
+            fsync_directory(path)
+        except OSError as error:
+            raise typed(error, f"{folder}/{name}") from error
+
     def _path(self, key: str) -> Path:
         parts = key.split("/")
         if not key or any(part in ("", ".", "..") or "\0" in part for part in parts):
             raise FormatError("key is not a relative, normalised path", what=key)
         return self._root.joinpath(*parts)
 
-    def _reading(self, key: str) -> "_Descriptor":
+    @contextlib.contextmanager
+    def _reading(self, key: str) -> Iterator[int]:
         self._path(key)
         try:
-            return _Descriptor(open_beneath(self._root, key))
+            descriptor = open_beneath(self._root, key)
         except OSError as error:
             raise typed(error, key) from error
-
-
-class _Descriptor:
-    """An open file descriptor as a context."""
-
-    def __init__(self, descriptor: int) -> None:
-        self._descriptor = descriptor
-
-    def __enter__(self) -> int:
-        return self._descriptor
-
-    def __exit__(self, *_: object) -> None:
-        os.close(self._descriptor)
+        try:
+            yield descriptor
+        finally:
+            os.close(descriptor)
 
 
 class LocalSink:

@@ -7,12 +7,16 @@ from typing import Any
 
 import numpy as np
 
+from snapfmt.format import canonical, digest, layout
 from snapfmt.format.columns import MISSING
 from snapfmt.format.tagged import encode
-from snapfmt.reading.snapshot import Snapshot
+from snapfmt.reading.snapshot import Part, Snapshot
 from snapfmt.reading.table import TableReader
 from snapfmt.repository import Repository
+from snapfmt.storage.base import Store
 from snapfmt.testing.equality import array_bits
+from snapfmt.writing.attempt import Attempt
+from snapfmt_schemas.attempt import Receipt
 from snapfmt_schemas.fingerprint import Fingerprint
 from snapfmt_schemas.manifest import Manifest, TrainerAnchor
 
@@ -45,6 +49,35 @@ def save(
             anchor=TrainerAnchor(train_step=value, trainer_version=1, epoch=0),
             user_metadata={"value": value},
         )
+
+
+def save_on(repository: Repository, base: int, *, value: int = 0) -> Manifest:
+    """A snapshot that holds what its base holds, in the packs of that, and a part of its own."""
+    older = repository.snapshot(base)
+    with repository.begin(base=base) as attempt:
+        receipts = [_again(repository.store, attempt, part) for part in older.parts()]
+        own = attempt.part(f"own/{value}")
+        own.stage("note", f"note {value}".encode())
+        return attempt.publish([*receipts, own.seal()])
+
+
+def _again(store: Store, attempt: Attempt, part: Part) -> Receipt:
+    data = canonical.encode(part.index.model_copy(update={"attempt_id": attempt.id}))
+    mark = digest.digest_of(data)
+    key = layout.object_key(mark)
+    sink = store.sink(layout.workspace_key(attempt.id), f"again-{mark[-16:]}")
+    sink.write(data)
+    sink.finish(key)
+    store.sync([key])
+    return part.receipt.model_copy(
+        update={
+            "attempt_id": attempt.id,
+            "index_digest": mark,
+            "index_size": len(data),
+            "stored_bytes": len(data),
+            "new_objects": 1,
+        }
+    )
 
 
 def columns(rows: int, value: int = 0) -> dict[str, list[Any]]:

@@ -367,6 +367,23 @@ class StoreSuite:
             data = store.get(f"{folder}/manifest.json", limit=10_000)
             assert data == b"%d" % winners[0] * 5000
 
+    def test_what_is_unpublished_keeps_its_folder(
+        self, store: Store, again: Callable[[], Store]
+    ) -> None:
+        """The name is gone, the bytes are under another one, and nothing takes the folder."""
+        for workspace in ("attempts/a1", "attempts/a2"):
+            store.open_workspace(workspace)
+        store.publish("attempts/a1", "snapshots/s1", "manifest.json", b"first")
+        again().unpublish("snapshots/s1", "manifest.json", "retiring.json")
+        for handle in (store, again()):
+            assert handle.size("snapshots/s1/manifest.json") is None
+            assert handle.get("snapshots/s1/retiring.json", limit=9) == b"first"
+            with pytest.raises(ConflictError):
+                handle.publish("attempts/a2", "snapshots/s1", "manifest.json", b"second")
+            with pytest.raises(MissingObject):
+                handle.unpublish("snapshots/s1", "manifest.json", "retiring.json")
+            assert handle.names("snapshots/s1") == ["retiring.json"]
+
     def test_a_location_opens_the_store_again(self, store: Store) -> None:
         """And says what was probed."""
         assert store.location

@@ -93,6 +93,10 @@ class WrappedStore:
         """As the inner store."""
         self.inner.publish(workspace, folder, name, data)
 
+    def unpublish(self, folder: str, name: str, kept_as: str) -> None:
+        """As the inner store."""
+        self.inner.unpublish(folder, name, kept_as)
+
 
 @dataclass(slots=True)
 class CountingStore(WrappedStore):

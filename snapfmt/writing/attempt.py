@@ -29,7 +29,7 @@ from snapfmt.errors import (
     OutcomeUnknownError,
     SnapfmtError,
 )
-from snapfmt.format import canonical, digest, layout
+from snapfmt.format import canonical, compat, digest, layout
 from snapfmt.format.reach import check_counts, extents
 from snapfmt.limits import DEFAULT_LIMITS, Limits
 from snapfmt.storage.base import Store
@@ -344,18 +344,36 @@ def reclaim(store: Store, attempt_id: str) -> int:
     return removed
 
 
+def without_lease(store: Store) -> list[str]:
+    """Attempts that have a workspace, fenced or not, but no lease; a power cut may leave one."""
+    found = {name.removesuffix(".fenced") for name in store.names(layout.ATTEMPTS)}
+    # A lease is made before its workspace, so it is among names that are read later.
+    leases = set(store.names(layout.ATTEMPTS))
+    return sorted(
+        owner for owner in found if layout.is_attempt_id(owner) and f"{owner}.json" not in leases
+    )
+
+
 def _published(store: Store, attempt_id: str) -> bool:
-    """Whether some published manifest names the attempt; in doubt, yes."""
+    """Whether some snapshot is or was published by the attempt; in doubt, yes.
+
+    Also of one that was retired: newer snapshots may use what the attempt wrote.
+    """
+    limit = DEFAULT_LIMITS.manifest_size
     for name in store.names(layout.SNAPSHOTS):
         number = layout.snapshot_number(name)
-        if number is None:
-            continue
-        try:
-            data = store.get(layout.manifest_key(number), limit=DEFAULT_LIMITS.manifest_size)
-        except NotFoundError:
-            continue
-        except SnapfmtError:
-            return True
-        if attempt_id.encode() in data:
-            return True
+        # In the order in which a retirement moves them, so that one of them is met.
+        for document in (layout.MANIFEST, layout.RETIRING, layout.RETIRED):
+            if number is None:
+                continue
+            try:
+                key = layout.snapshot_key(number, document)
+                data = store.get(key, limit=limit)
+                found = compat.decode_root(data, Manifest, what=key, size_limit=limit)
+            except NotFoundError:
+                continue
+            except SnapfmtError:
+                return True
+            if found.attempt_id == attempt_id:
+                return True
     return False

@@ -23,6 +23,7 @@ from snapfmt.errors import (
     InputError,
     InvalidRecord,
     LeaseExpired,
+    SnapfmtError,
 )
 from snapfmt.format import canonical, digest, jsonl, layout
 from snapfmt.format.columns import is_utf8
@@ -287,6 +288,21 @@ class PartWriter:
             raise InputError(f"not an entry: {error.errors()[0]['msg']}", what=path) from error
         self._entries[path] = (entry, extent)
         self._claimed.add(path.casefold())
+
+
+def decode_ticket(text: str | bytes) -> Ticket:
+    """A ticket from its JSON.
+
+    Raises:
+        InputError: If it is none.
+    """
+    if not isinstance(text, (str, bytes)):
+        raise InputError("a ticket is JSON text", what=repr(text)[:80])
+    data = text.encode() if isinstance(text, str) else text
+    try:
+        return canonical.decode(data, Ticket, what="ticket", size_limit=DEFAULT_LIMITS.lease_size)
+    except SnapfmtError as error:
+        raise InputError(f"not a ticket: {error}") from error
 
 
 def _check_name(path: str, kind: TypeAdapter[str]) -> None:

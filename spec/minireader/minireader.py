@@ -341,9 +341,11 @@ class Repository:
         found = [] if self.canonical else ["snapfmt.json: not in canonical form"]
         for name, number in self.folders():
             files = self.names(f"snapshots/{name}")
-            extra = [file for file in files if file != "manifest.json"] if number else [name]
+            whole = "manifest.json" in files
+            known = ["manifest.json"] if whole else ["retiring.json", "retired.json"]
+            extra = [name] if number is None else [file for file in files if file not in known]
             found += [f"{name}: extra {file}" for file in extra if not file.startswith(TOLERATED)]
-            if number is not None and "manifest.json" in files:
+            if number is not None and whole:
                 found += problems(name, self.snapshot, number)
         for key in self.walk(""):
             top, _, rest = key.partition("/")

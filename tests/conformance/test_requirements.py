@@ -22,6 +22,7 @@ from snapfmt.format import arrow_stream, batch_index, canonical, compat, jsonl, 
 from snapfmt.format.dtypes import LOGICAL, widenings
 from snapfmt.limits import DEFAULT_LIMITS
 from snapfmt.reading import report, verify
+from snapfmt_coordinator.protocol.codes import STATUS
 from snapfmt_schemas import lines, part
 from snapfmt_schemas.registry import MODELS
 from snapfmt_schemas.rows import ROW_SCHEMAS
@@ -219,6 +220,11 @@ def test_registry() -> None:
     published = ROOT / "schemas" / "snapfmt_schemas" / "published" / "v1"
     for name, version in said:
         assert (published / f"{name}.v{version}.schema.json").is_file()
+
+
+def test_refusals() -> None:
+    said = {code(row[0]): int(row[1]) for row in table("refusals")}
+    assert said == dict(STATUS)
 
 
 def test_row_schemas() -> None:

@@ -5,12 +5,29 @@
     report = save("/ckpt/run7", user_metadata={"train_step": 120})
     load(Repository.open("/ckpt/run7").snapshot())
 
+A caller that saves other parts with the rows takes the cut and writes it in two steps:
+
+    with take_cut() as cut:
+        receipts, _ = cut.write(attempt)
+
 Runs inside the queue's own actors (spec/v1/06-tables.md); torch, ray and transfer_queue are
 imported when a function is called, never when this module is.
 """
 
+from snapfmt.adapters.transfer_queue.held_cut import CutTimes, HeldCut, TicketSource
 from snapfmt.adapters.transfer_queue.loading import load
 from snapfmt.adapters.transfer_queue.reports import LoadReport, SaveReport
-from snapfmt.adapters.transfer_queue.saving import TicketSource, save
+from snapfmt.adapters.transfer_queue.saving import PreparedCut, prepare_cut, save, take_cut
 
-__all__ = ["LoadReport", "SaveReport", "TicketSource", "load", "save"]
+__all__ = [
+    "CutTimes",
+    "HeldCut",
+    "LoadReport",
+    "PreparedCut",
+    "SaveReport",
+    "TicketSource",
+    "load",
+    "prepare_cut",
+    "save",
+    "take_cut",
+]

@@ -37,7 +37,8 @@ def test_numbers_never_change() -> None:
 
 def test_every_typed_error_has_the_code_that_the_table_says() -> None:
     for kind in tree(errors.SnapfmtError):
-        code = exitcodes.of(kind("x"))
+        needed = {"reason": "busy"} if kind is errors.ControlRefused else {}
+        code = exitcodes.of(kind("x", **needed))
         if issubclass(kind, (errors.CorruptError, errors.MissingObject)):
             assert code is ExitCode.DAMAGE, kind
         elif issubclass(kind, (errors.NotFoundError, errors.RefusedError)):
@@ -90,6 +91,7 @@ def test_wrong_usage(snapfmt: Snapfmt, arguments: list[str]) -> None:
 REPOSITORY_COMMANDS = [
     ["ls", "{}"],
     ["show", "{}"],
+    ["report", "{}"],
     ["tree", "{}"],
     ["cat", "{}", "latest", "p/e"],
     ["rows", "{}", "latest", "t"],
@@ -144,6 +146,7 @@ def test_a_url_is_refused(snapfmt: Snapfmt) -> None:
 def test_none_published(snapfmt: Snapfmt, empty: str, name: str) -> None:
     for arguments in (
         ["show", empty, name],
+        ["report", empty, name],
         ["tree", empty, name],
         ["cat", empty, name, "p/e"],
         ["rows", empty, name, "t"],

@@ -1,0 +1,232 @@
+"""All Gym servers as one: what the save and the restore sequence drive."""
+
+import time
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from typing import Final
+
+from snapfmt.errors import InputError
+from snapfmt.reading.snapshot import Snapshot
+from snapfmt_coordinator.gym import (
+    committing,
+    discovery,
+    preparing,
+    restoring,
+    resuming,
+    upkeep,
+)
+from snapfmt_coordinator.gym.client import (
+    GRACE_S,
+    ControlClient,
+    Retries,
+    ServerAddress,
+    SessionFactory,
+    control_token,
+    open_session,
+)
+from snapfmt_coordinator.gym.committing import Tickets
+from snapfmt_coordinator.gym.discovery import Participants
+from snapfmt_coordinator.gym.links import Links
+from snapfmt_coordinator.gym.observing import Observe
+from snapfmt_coordinator.gym.parts import GymParts
+from snapfmt_coordinator.gym.preparing import PrepareCounts
+from snapfmt_coordinator.protocol.v1 import Capabilities, Execution
+from snapfmt_schemas.completion import CompletionReceipt
+from snapfmt_schemas.topology import Topology
+
+TIMEOUT_S: Final = 60.0
+"""Time for a request that is given no deadline, in seconds."""
+
+
+class GymSide:
+    """Asks all Gym servers, in upstream's order.
+
+    Deadlines are in seconds since the epoch. `observe` is told each step (`gym.observing`).
+    Everything may be repeated under the same id. It holds no connection between two calls, and
+    so needs no closing.
+    """
+
+    def __init__(
+        self,
+        servers: Sequence[ServerAddress],
+        *,
+        token: str,
+        session_factory: SessionFactory | None = None,
+        grace_s: float = GRACE_S,
+        retries: Retries | None = None,
+    ) -> None:
+        """`session_factory` makes a new session for each operation, which closes it.
+
+        Raises:
+            InputError: If two servers have one name, or the token is none.
+        """
+        names = [server.name for server in servers]
+        if len(set(names)) != len(names):
+            raise InputError("each server has a name of its own", what=", ".join(sorted(names)))
+        self._servers = tuple(servers)
+        self._token = control_token(token)
+        self._session_factory = session_factory or open_session
+        self._grace_s = grace_s
+        self._retries = retries or Retries()
+        self._found: Participants | None = None
+
+    async def discover(
+        self, *, deadline_ts: float | None = None, observe: Observe | None = None
+    ) -> tuple[Capabilities, ...]:
+        """What every server is and can do; asked once, then remembered.
+
+        Raises:
+            UnsupportedFeature: If one lacks something; names the server and the feature.
+            ControlRefused: If one is another server than its address says.
+            ParticipantFailed, DeadlineExceeded: If one does not answer.
+        """
+        found = await self._participants(deadline_ts, observe)
+        return tuple(item.capabilities for item in found.everybody())
+
+    def topology(self) -> Topology:
+        """Who takes part, for the fingerprint.
+
+        Raises:
+            InputError: Before `discover`.
+        """
+        if self._found is None:
+            raise InputError("the servers are not known yet", hint="await discover() first")
+        return self._found.topology()
+
+    async def acknowledge(
+        self,
+        receipts: Sequence[tuple[str, CompletionReceipt]],
+        *,
+        deadline_ts: float,
+        observe: Observe | None = None,
+    ) -> None:
+        """Tells agents, by server name, which results were adopted; see `upkeep.acknowledge`."""
+        async with self._links(deadline_ts, observe) as links:
+            await upkeep.acknowledge(links, receipts, deadline_ts=deadline_ts)
+
+    async def prepare(
+        self, checkpoint_id: str, *, deadline_ts: float, observe: Observe | None = None
+    ) -> PrepareCounts:
+        """Brings all to rest; after an error, `resume`. See `preparing.prepare`."""
+        async with self._links(deadline_ts, observe) as links:
+            return await preparing.prepare(links, checkpoint_id, deadline_ts=deadline_ts)
+
+    async def commit(
+        self,
+        checkpoint_id: str,
+        *,
+        deadline_ts: float,
+        tickets: Tickets,
+        observe: Observe | None = None,
+    ) -> None:
+        """Has all take their cut, which writes nothing yet; see `committing.hold`."""
+        async with self._links(deadline_ts, observe) as links:
+            await committing.hold(links, checkpoint_id, deadline_ts=deadline_ts, tickets=tickets)
+
+    async def collect(
+        self,
+        checkpoint_id: str,
+        *,
+        deadline_ts: float,
+        tickets: Tickets,
+        observe: Observe | None = None,
+    ) -> GymParts:
+        """Has the held cuts written, also after `resume`; see `committing.collect`."""
+        async with self._links(deadline_ts, observe) as links:
+            return await committing.collect(
+                links, checkpoint_id, deadline_ts=deadline_ts, tickets=tickets
+            )
+
+    async def resume(
+        self, checkpoint_id: str, *, deadline_ts: float, observe: Observe | None = None
+    ) -> None:
+        """Opens all again, also to give up a checkpoint; see `resuming.resume`."""
+        async with self._links(deadline_ts, observe) as links:
+            await resuming.resume(links, checkpoint_id, deadline_ts=deadline_ts)
+
+    async def restore(
+        self,
+        restore_id: str,
+        *,
+        deadline_ts: float,
+        snapshot: Snapshot,
+        source_checkpoint_id: str,
+        committed: GymParts | None = None,
+        observe: Observe | None = None,
+    ) -> int:
+        """Has all install their saved part and stay paused; see `restoring.restore`.
+
+        `committed` is by default what the snapshot's user metadata says. Returns how many
+        rollouts and sessions were installed.
+
+        Raises:
+            RestoreRefused, FormatError: If the snapshot does not fit; no server was asked.
+            ParticipantFailed: If a server failed; all were resumed.
+        """
+        parts = committed or restoring.committed_parts(snapshot)
+        async with self._links(deadline_ts, observe) as links:
+            restoring.check(links, parts, source_checkpoint_id)
+            return await restoring.restore(
+                links, restore_id, deadline_ts=deadline_ts, snapshot=snapshot, committed=parts
+            )
+
+    async def discard(
+        self,
+        restore_id: str,
+        executions: Mapping[str, Sequence[Execution]],
+        *,
+        deadline_ts: float,
+        observe: Observe | None = None,
+    ) -> int:
+        """Has restored rollouts start over, by agent's server name; see `upkeep.discard`."""
+        async with self._links(deadline_ts, observe) as links:
+            return await upkeep.discard(links, restore_id, executions, deadline_ts=deadline_ts)
+
+    async def retire(
+        self,
+        executions: Sequence[Execution],
+        *,
+        deadline_ts: float | None = None,
+        observe: Observe | None = None,
+    ) -> None:
+        """Has all forget and refuse runs that are over for good; see `upkeep.retire`."""
+        deadline = deadline_ts or time.time() + TIMEOUT_S
+        async with self._links(deadline, observe) as links:
+            await upkeep.retire(links, executions, deadline_ts=deadline)
+
+    async def _participants(
+        self, deadline_ts: float | None, observe: Observe | None
+    ) -> Participants:
+        if self._found is None:
+            async with self._session_factory() as session:
+                self._found = await discovery.discover(
+                    [
+                        ControlClient(
+                            session,
+                            server,
+                            token=self._token,
+                            grace_s=self._grace_s,
+                            retries=self._retries,
+                        )
+                        for server in self._servers
+                    ],
+                    deadline_ts=deadline_ts or time.time() + TIMEOUT_S,
+                    observe=observe,
+                )
+        return self._found
+
+    @asynccontextmanager
+    async def _links(self, deadline_ts: float, observe: Observe | None) -> AsyncIterator[Links]:
+        participants = await self._participants(deadline_ts, observe)
+        async with self._session_factory() as session:
+            yield Links.to(
+                participants,
+                lambda item: ControlClient(
+                    session,
+                    item.address,
+                    token=self._token,
+                    grace_s=self._grace_s,
+                    retries=self._retries,
+                ),
+                observe,
+            )

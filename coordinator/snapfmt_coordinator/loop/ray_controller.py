@@ -1,0 +1,98 @@
+"""The Single Controller: one actor that hosts the state, the pumps, the gate and the barrier."""
+
+import asyncio
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import ray
+
+from snapfmt import Repository
+from snapfmt_coordinator.loop.conductor import Conductor, Parties
+from snapfmt_coordinator.loop.config import LoopConfig
+from snapfmt_coordinator.loop.pools import FinalizerPool
+from snapfmt_coordinator.loop.ray_data_plane import QueueDataPlane
+from snapfmt_coordinator.loop.ray_gym import RemoteGym
+from snapfmt_coordinator.loop.ray_ports import (
+    RemoteAdvantages,
+    RemoteEngine,
+    RemoteFinalizer,
+    RemoteTrainer,
+)
+from snapfmt_coordinator.loop.reports import restore_report, save_report
+from snapfmt_coordinator.loop.trip import EVENT, Trip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Handles:
+    """The other actors."""
+
+    gym: Any
+    engine: Any
+    trainer: Any
+    advantages: Any
+    finalizers: Sequence[Any]
+
+
+@ray.remote
+class SingleController:
+    """All methods are asynchronous and share one event loop."""
+
+    def __init__(self, config: LoopConfig, handles: Handles) -> None:
+        self._events: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
+        self._gym = RemoteGym(handles.gym)
+        parties = Parties(
+            gym=self._gym,
+            runner=self._gym,
+            finalizer=FinalizerPool([RemoteFinalizer(actor) for actor in handles.finalizers]),
+            trainer=RemoteTrainer(handles.trainer),
+            advantages=RemoteAdvantages(handles.advantages),
+            engine=RemoteEngine(handles.engine),
+            queue=QueueDataPlane(),
+        )
+        self._loop: asyncio.AbstractEventLoop | None = None
+        trip = Trip(
+            self._stopped,
+            stop_at=config.stop_at,
+            stop_on=config.stop_on,
+            holds=config.holds,
+        )
+        self._conductor = Conductor(
+            config,
+            parties,
+            Repository.open(Path(config.home) / "repository", create=True),
+            trip,
+            stalled=lambda seconds: self._tell("stalled", seconds=seconds),
+            saved=lambda result: self._tell("save", **save_report(result)),
+        )
+
+    async def restore(self) -> dict[str, Any] | None:
+        """Goes on from the newest snapshot; what was restored, None when there is none."""
+        self._loop = asyncio.get_running_loop()
+        await self._gym.discover()
+        result = await self._conductor.restore()
+        return None if result is None else restore_report(result)
+
+    async def train(self) -> None:
+        """Runs to the end."""
+        self._loop = asyncio.get_running_loop()
+        await self._gym.discover()
+        await self._conductor.train()
+
+    async def next_event(self) -> dict[str, Any]:
+        """The next thing that the driver should know."""
+        return await self._events.get()
+
+    async def activity(self) -> list[list[Any]]:
+        """Intervals of the parts that live here, see `activity.from_rows`."""
+        return self._conductor.activity()
+
+    def _stopped(self, step: str) -> None:
+        """The run stands at a step for good; called in any thread."""
+        if self._loop is not None:
+            self._loop.call_soon_threadsafe(lambda: self._tell(EVENT, step=step))
+
+    def _tell(self, event: str, **details: Any) -> None:
+        self._events.put_nowait({"event": event, "told_at": time.time(), **details})

@@ -1,0 +1,81 @@
+"""A participant's part on disk: opened for writing, and read before and after publication.
+
+Everything here blocks, so participants call it in a worker thread.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from snapfmt.errors import ControlRefused, CorruptObject, InputError, SnapfmtError
+from snapfmt.reading.snapshot import Part
+from snapfmt.reading.source import Source
+from snapfmt.repository import Repository
+from snapfmt.writing.part import PartWriter
+from snapfmt_coordinator.protocol.codes import Reason, refused
+from snapfmt_coordinator.protocol.v1 import PublishedPart, ReferenceIndex
+from snapfmt_schemas.attempt import Receipt, Ticket
+
+WORKERS = 1
+"""Encoder threads of a part of JSON records."""
+
+
+def open_part(ticket: Ticket) -> PartWriter:
+    """A writer for the part that a ticket names."""
+    return Repository.join(ticket, workers=WORKERS)
+
+
+def sealed_part(ticket: Ticket, receipt: Receipt) -> Part:
+    """A sealed part of the ticket's attempt, before anything is published.
+
+    Raises:
+        InputError: If the receipt is of another attempt, or the ticket of another repository.
+        SnapfmtError: If it cannot be read.
+    """
+    if receipt.attempt_id != ticket.attempt_id:
+        raise InputError("the receipt is of another attempt", what=receipt.part)
+    repository = Repository.open(ticket.location)
+    if repository.id != ticket.repository_id:
+        raise InputError("the ticket is for another repository", what=ticket.location)
+    source = Source(repository.store, repository.limits)
+    return Part(source, receipt, snapshot=f"attempt {ticket.attempt_id}")
+
+
+def published_part(place: PublishedPart) -> Part:
+    """A part of a published snapshot, which must be the one that the place means.
+
+    Raises:
+        CorruptObject: If the snapshot has another part of that name.
+        SnapfmtError: If it cannot be read.
+    """
+    part = Repository.open(place.location).snapshot(place.number).part(place.part)
+    if part.receipt.index_digest != place.index_digest:
+        raise CorruptObject(
+            "the snapshot has another part of this name",
+            what=place.part,
+            expected=place.index_digest,
+            got=part.receipt.index_digest,
+        )
+    return part
+
+
+def reference(part: Part, path: str) -> ReferenceIndex:
+    """Where a record file of a part lies, as commit and restore both tell it."""
+    entry = part.entry(path)
+    return ReferenceIndex(
+        part=part.name, path=path, digest=entry.digest, records=entry.records or 0
+    )
+
+
+@contextmanager
+def failing_as(reason: Reason, doing: str) -> Iterator[None]:
+    """Turn whatever fails while a part is written or read into one refusal."""
+    try:
+        yield
+    except ControlRefused:
+        raise
+    except SnapfmtError as error:
+        raise refused(
+            reason, f"{doing}: {error.code}: {error.message}", what=error.what, hint=error.hint
+        ) from error
+    except (OSError, ValueError) as error:
+        raise refused(reason, f"{doing}: {type(error).__name__}: {error}") from error

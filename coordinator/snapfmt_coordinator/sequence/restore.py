@@ -1,0 +1,308 @@
+"""One restore: everything, or nothing at all.
+
+    discover, select, load rows, load Gym, assign, discard, resume
+
+Nothing live is touched before a snapshot was chosen, read and checked. Whatever fails after that
+is taken back in reverse: the controller's state, Gym's restored runs, the rows.
+"""
+
+import asyncio
+import re
+import time
+import uuid
+from collections import defaultdict
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from snapfmt import Repository
+from snapfmt.errors import ParticipantFailed, RefusedError
+from snapfmt_coordinator.protocol.v1 import Capabilities, Execution
+from snapfmt_coordinator.sequence.outcomes import grouped
+from snapfmt_coordinator.sequence.ports import ControllerLoader, DataPlaneLoader, Gym
+from snapfmt_coordinator.sequence.save_steps import NEW, PARKED, fingerprints_of, observer
+from snapfmt_coordinator.sequence.selection import Selected, Wanted, select
+from snapfmt_coordinator.sequence.timeline import TimelineRecorder
+from snapfmt_coordinator.sequence.waiting import before, to_the_end
+from snapfmt_schemas.continuation import Continuation
+from snapfmt_schemas.fingerprint import Fingerprint
+from snapfmt_schemas.manifest import Manifest, TrainerAnchor
+from snapfmt_schemas.timeline import PhaseTimeline
+
+T = TypeVar("T")
+
+_LATER_RUN = re.compile(r"(.+)-a([1-9][0-9]*)")
+
+AFRESH = "nothing is restored; start Gym servers and queue afresh before trying again"
+LOAD_TIMEOUT_S = 1800.0
+PREPARE_TIMEOUT_S = 300.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RestoreResult:
+    """What was restored."""
+
+    restore_id: str
+    checkpoint_id: str
+    """The one that the snapshot was saved under."""
+    manifest: Manifest
+    continued: tuple[Execution, ...] = ()
+    """Runs that go on after their last finished turn; by their new number."""
+    started_over: tuple[Execution, ...] = ()
+    """Runs that lost a restart-only resource; by their new number."""
+    passed_over: tuple[tuple[int, str], ...] = ()
+    """Newer snapshots, and why they were not taken."""
+    timeline: PhaseTimeline
+    total_s: float
+
+    @property
+    def number(self) -> int:
+        """The snapshot's number."""
+        return self.manifest.number
+
+
+async def restore(
+    repository: Repository,
+    gym: Gym | None,
+    controller_loader: ControllerLoader,
+    data_plane_loader: DataPlaneLoader,
+    *,
+    fingerprints: Sequence[Fingerprint] = (),
+    anchor: TrainerAnchor | None = None,
+    number: int | None = None,
+    deep: bool = False,
+    prepare_timeout_s: float = PREPARE_TIMEOUT_S,
+    load_timeout_s: float = LOAD_TIMEOUT_S,
+) -> RestoreResult:
+    """Restores the newest snapshot that fits, or the one of a number, and lets Gym go on.
+
+    Args:
+        repository: Where the snapshots are.
+        gym: The Gym servers; None restores a snapshot that was saved without them.
+        controller_loader: The controller's side; it has not begun.
+        data_plane_loader: An empty data plane.
+        fingerprints: What must be equal; Gym's topology is added unless they have one.
+        anchor: The trainer's place, if it was restored first.
+        number: One snapshot instead of the newest one that fits.
+        deep: Whether every stored byte is checked before anything live is touched.
+        prepare_timeout_s: Time for each step of Gym.
+        load_timeout_s: Time to load the rows.
+
+    Raises:
+        FingerprintMismatch, NoMatch: If no snapshot fits; nothing was touched.
+        RestoreRefused: If something live is in the way, or Gym takes part on one side only;
+            nothing is restored.
+        SnapfmtError: If a step failed; it was taken back, and nothing is restored.
+    """
+    recorder = TimelineRecorder("restore")
+    capabilities: tuple[Capabilities, ...] = ()
+    if gym is not None:
+        async with recorder.phase("discover", "gym"):
+            capabilities = await before(time.time() + prepare_timeout_s, "discover", gym.discover())
+    wanted = Wanted(
+        fingerprints=fingerprints_of(fingerprints, gym),
+        anchor=anchor,
+        gym=gym is not None,
+        deep=deep,
+    )
+    async with recorder.phase("select") as notes:
+        selected = await asyncio.to_thread(
+            select, repository, controller_loader, wanted, number=number
+        )
+        notes.count(passed_over=len(selected.passed_over))
+    work = _Restore(
+        selected=selected,
+        gym=gym,
+        rows=data_plane_loader,
+        restart_only=frozenset(
+            item.server_name
+            for item in capabilities
+            if item.component == "resources" and item.checkpoint_mode == "restart_only"
+        ),
+        recorder=recorder,
+        step_s=prepare_timeout_s,
+        load_s=load_timeout_s,
+    )
+    await work.run()
+    return work.result()
+
+
+@dataclass(slots=True, kw_only=True)
+class _Restore:
+    """One restore after the choice: what was done so far, and how it is taken back."""
+
+    selected: Selected
+    gym: Gym | None
+    rows: DataPlaneLoader
+    restart_only: frozenset[str]
+    recorder: TimelineRecorder
+    step_s: float
+    load_s: float
+    restore_id: str = field(default_factory=lambda: f"restore-{uuid.uuid4().hex}")
+    undo: list[Callable[[], Awaitable[object]]] = field(default_factory=list)
+
+    async def run(self) -> None:
+        """All steps, or none.
+
+        Raises:
+            SnapfmtError: What failed; with everything else that failed while it was taken back.
+        """
+        try:
+            await self._steps()
+            return
+        except asyncio.CancelledError as error:
+            for other in await to_the_end(self._take_back()):
+                error.add_note(f"taking the restore back failed: {other}")
+            raise
+        except Exception as error:  # noqa: BLE001 - told together with what failed after it
+            errors = [error, *await to_the_end(self._take_back())]
+        failure = grouped(errors, self.restore_id, kind=ParticipantFailed, hint=AFRESH)
+        if isinstance(failure, RefusedError | ParticipantFailed):
+            raise failure
+        raise ParticipantFailed(
+            f"the restore was given up ({failure.code}: {failure})",
+            what=self.restore_id,
+            hint=AFRESH,
+        ) from failure
+
+    async def _steps(self) -> None:
+        await self._load_rows()
+        if self.gym is not None:
+            await self._load_gym(self.gym)
+        await self._assign()
+        if self.gym is not None:
+            await self._discard(self.gym)
+            await self._resume(self.gym)
+
+    def result(self) -> RestoreResult:
+        """What was restored."""
+        continued, over = self._split()
+        manifest = self.selected.snapshot.manifest
+        return RestoreResult(
+            restore_id=self.restore_id,
+            checkpoint_id=self.selected.record.checkpoint_id,
+            manifest=manifest,
+            continued=_next_runs(line for _, line in continued),
+            started_over=_next_runs(line for _, line in over),
+            passed_over=self.selected.passed_over,
+            timeline=self.recorder.timeline(),
+            total_s=(self.recorder.now_ns() - self.recorder.started_at_ns) / 1e9,
+        )
+
+    async def _load_rows(self) -> None:
+        async with self.recorder.phase("load", "rl/tq", waited=(NEW,)):
+            work = self.rows.load(self.selected.snapshot)
+            await self._done(before(time.time() + self.load_s, "rows", work), self.rows.unload)
+
+    async def _load_gym(self, gym: Gym) -> None:
+        async def give_up() -> None:
+            # Their runs first, so that none goes on when the servers open. They are refused
+            # from now on: a server that was opened does not go back to being fresh.
+            try:
+                await gym.retire(self._installed())
+            finally:
+                await self._open(gym)
+
+        async with self.recorder.phase("load", "gym", waited=(NEW, PARKED)):
+            # Also when it fails half way: some servers may have installed their part.
+            self.undo.append(give_up)
+            deadline = time.time() + self.step_s
+            await before(
+                deadline,
+                "Gym's parts",
+                gym.restore(
+                    self.restore_id,
+                    deadline_ts=deadline,
+                    snapshot=self.selected.snapshot,
+                    source_checkpoint_id=self.selected.record.checkpoint_id,
+                    observe=observer(self.recorder),
+                ),
+            )
+
+    async def _assign(self) -> None:
+        controller = self.selected.controller
+        continued, _ = self._split()
+        keys = frozenset(line.capture_key for _, line in continued)
+        async with self.recorder.phase("assign", "rl/controller", waited=(NEW, PARKED)):
+            await self._done(controller.install(keys), controller.uninstall)
+
+    async def _discard(self, gym: Gym) -> None:
+        _, over = self._split()
+        if not over:
+            return
+        by_agent: dict[str, list[Execution]] = defaultdict(list)
+        for server, line in over:
+            by_agent[server] += _next_runs([line])
+        async with self.recorder.phase("discard", "gym", waited=(NEW, PARKED)) as notes:
+            notes.count(started_over=len(over))
+            deadline = time.time() + self.step_s
+            work = gym.discard(
+                self.restore_id, by_agent, deadline_ts=deadline, observe=observer(self.recorder)
+            )
+            await before(deadline, "discard", work)
+
+    async def _resume(self, gym: Gym) -> None:
+        async with self.recorder.phase("resume", "gym", waited=(NEW, PARKED)):
+            await to_the_end(self._open(gym))
+
+    async def _open(self, gym: Gym) -> None:
+        deadline = time.time() + self.step_s
+        work = gym.resume(self.restore_id, deadline_ts=deadline, observe=observer(self.recorder))
+        await before(deadline, "resume", work)
+
+    async def _done(
+        self, work: Coroutine[Any, Any, T], undo: Callable[[], Awaitable[object]]
+    ) -> None:
+        """Does a step that is whole or not at all, and remembers how to take it back."""
+
+        async def both() -> None:
+            await work
+            self.undo.append(undo)
+
+        await to_the_end(both())
+
+    async def _take_back(self) -> list[BaseException]:
+        errors: list[BaseException] = []
+        for step in reversed(self.undo):
+            try:
+                await step()
+            except Exception as error:  # noqa: BLE001 - the other steps are taken back all the same
+                errors.append(error)
+        return errors
+
+    def _installed(self) -> tuple[Execution, ...]:
+        """Every run that a Gym server may have installed, also those without a continuation."""
+        lines = [line for _, line in self.selected.indexes.continuations]
+        known = {line.capture_key for line in lines}
+        others = sorted(self.selected.controller.dispatched_runs() - known)
+        return (*_next_runs(lines), *(_next_run_of(key) for key in others))
+
+    def _split(self) -> tuple[list[tuple[str, Continuation]], list[tuple[str, Continuation]]]:
+        """Continuations that go on, and those that start over, each with its agent server."""
+        parts: tuple[list[tuple[str, Continuation]], list[tuple[str, Continuation]]] = ([], [])
+        for server, line in self.selected.indexes.continuations:
+            parts[self._lost(line)].append((server, line))
+        return parts
+
+    def _lost(self, line: Continuation) -> bool:
+        """Whether a run used a resource whose state was not saved. Unknown use counts as use."""
+        used = line.resource_state_revisions
+        if used is None:
+            return bool(self.restart_only)
+        return not self.restart_only.isdisjoint(used)
+
+
+def _next_runs(lines: Iterable[Continuation]) -> tuple[Execution, ...]:
+    """The runs that take these up."""
+    return tuple(
+        Execution(rollout_id=line.rollout_id, attempt_index=line.attempt_index + 1)
+        for line in lines
+    )
+
+
+def _next_run_of(key: str) -> Execution:
+    """The run after the one with this capture key."""
+    found = _LATER_RUN.fullmatch(key)
+    if found is None:
+        return Execution(rollout_id=key, attempt_index=1)
+    return Execution(rollout_id=found[1], attempt_index=int(found[2]) + 1)

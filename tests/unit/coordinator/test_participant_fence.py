@@ -1,0 +1,232 @@
+"""The fence: one active id, stale ids, deadlines, the lease, and once per id."""
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import pytest
+
+from snapfmt.errors import ControlRefused
+from snapfmt_coordinator.participant.fence import REMEMBERED_IDS, Fence
+from snapfmt_coordinator.participant.tombstones import Tombstones
+from snapfmt_coordinator.participant.waiting import Signal
+from snapfmt_coordinator.protocol.v1 import Control, Discarded
+
+Make = Callable[..., Any]
+
+
+def run(body: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    asyncio.run(body())
+
+
+def reason(call: Callable[[], object]) -> str:
+    with pytest.raises(ControlRefused) as caught:
+        call()
+    return caught.value.reason
+
+
+def test_one_id_at_a_time_and_the_same_id_again_changes_nothing(control: Make) -> None:
+    async def body() -> None:
+        fence = Fence()
+        assert not fence.closed
+        assert fence.enter(control(), "preparing")
+        fence.move("prepared")
+        assert not fence.enter(control(), "preparing")
+        assert (fence.phase, fence.active_id) == ("prepared", "c1")
+        assert reason(lambda: fence.enter(control(Control, "c2"), "preparing")) == (
+            "checkpoint_conflict"
+        )
+        assert (fence.phase, fence.active_id) == ("prepared", "c1")
+
+    run(body)
+
+
+def test_a_resumed_id_is_refused_and_its_resume_again_is_idempotent(control: Make) -> None:
+    async def body() -> None:
+        fence = Fence()
+        fence.enter(control(), "preparing")
+        assert fence.resume(control()) is False
+        assert (fence.phase, fence.active_id, fence.deadline_ts) == ("idle", None, None)
+        assert fence.resume(control()) is True
+        assert reason(lambda: fence.enter(control(), "preparing")) == "stale_checkpoint"
+        assert reason(lambda: fence.require(control())) == "stale_checkpoint"
+        assert fence.enter(control(Control, "c2"), "preparing")
+        assert fence.resume(control()) is True
+        assert fence.active_id == "c2"
+
+    run(body)
+
+
+def test_an_unknown_id_is_told_apart(control: Make) -> None:
+    async def body() -> None:
+        fence = Fence()
+        assert reason(lambda: fence.require(control())) == "unknown_checkpoint"
+        assert reason(lambda: fence.resume(control())) == "unknown_checkpoint"
+        fence.enter(control(), "preparing")
+        assert reason(lambda: fence.resume(control(Control, "c2"))) == "unknown_checkpoint"
+        assert fence.active_id == "c1"
+
+    run(body)
+
+
+def test_the_last_64_ids_are_remembered(control: Make) -> None:
+    async def body() -> None:
+        fence = Fence()
+        for number in range(REMEMBERED_IDS + 1):
+            fence.enter(control(Control, f"c{number}"), "preparing")
+            fence.resume(control(Control, f"c{number}"))
+        assert REMEMBERED_IDS == 64
+        assert not fence.is_stale("c0")
+        assert all(fence.is_stale(f"c{number}") for number in range(1, 65))
+
+    run(body)
+
+
+def test_a_past_deadline_changes_nothing(control: Make) -> None:
+    async def body() -> None:
+        fence = Fence()
+        late = control(seconds=-1)
+        for call in (lambda: fence.enter(late, "preparing"), lambda: fence.resume(late)):
+            assert reason(call) == "deadline_passed"
+        assert fence.phase == "idle"
+        fence.enter(control(), "preparing")
+        assert reason(lambda: fence.resume(late)) == "deadline_passed"
+        assert fence.phase == "preparing"
+
+    run(body)
+
+
+def test_a_deadline_in_milliseconds_is_a_mistake(control: Make) -> None:
+    async def body() -> None:
+        fence = Fence()
+        wrong = Control(checkpoint_id="c1", deadline_ts=1.7e12)
+        assert reason(lambda: fence.enter(wrong, "preparing")) == "invalid_request"
+        assert not fence.closed
+
+    run(body)
+
+
+def test_it_opens_by_itself_when_nobody_resumes(control: Make) -> None:
+    async def body() -> None:
+        fence = Fence(grace_s=0.05)
+        opened: list[int] = []
+        fence.on_open(lambda: opened.append(1))
+        fence.enter(control(seconds=0.05), "preparing")
+        await asyncio.sleep(0.05)
+        assert fence.closed
+        assert await fence.changed.wait_for(lambda: not fence.closed, 5)
+        assert opened == [1]
+        assert reason(lambda: fence.enter(control(), "preparing")) == "stale_checkpoint"
+        assert fence.enter(control(Control, "c2"), "preparing")
+
+    run(body)
+
+
+def test_a_later_deadline_renews_the_lease_and_an_earlier_one_does_not(control: Make) -> None:
+    async def body() -> None:
+        fence = Fence(grace_s=0.0)
+        fence.enter(control(seconds=0.1), "preparing")
+        later = control(seconds=0.4)
+        fence.require(later)
+        fence.require(control(seconds=0.05))
+        assert fence.deadline_ts == later.deadline_ts
+        await asyncio.sleep(0.2)
+        assert fence.closed
+        assert await fence.changed.wait_for(lambda: not fence.closed, 5)
+
+    run(body)
+
+
+def test_the_lease_follows_the_clock_and_not_its_timer(control: Make) -> None:
+    async def body() -> None:
+        now = [1000.0]
+        fence = Fence(grace_s=10, clock=lambda: now[0])
+        fence.enter(Control(checkpoint_id="c1", deadline_ts=1001.0), "preparing")
+        now[0] = 1012.0
+        fence.check_deadline(Control(checkpoint_id="c2", deadline_ts=2000.0))
+        assert not fence.closed
+        assert fence.is_stale("c1")
+
+    run(body)
+
+
+def test_a_request_runs_once_also_when_asked_concurrently(control: Make) -> None:
+    async def body() -> None:
+        fence = Fence()
+        fence.enter(control(), "restoring")
+        started: list[int] = []
+        go = asyncio.Event()
+
+        async def work() -> Discarded:
+            started.append(1)
+            await go.wait()
+            return Discarded(discarded=len(started))
+
+        def ask(seconds: float = 30) -> Coroutine[Any, Any, Discarded]:
+            return fence.run_operation("x", control(seconds=seconds), work)
+
+        first, second = asyncio.create_task(ask()), asyncio.create_task(ask(60))
+        await asyncio.sleep(0)
+        # The one who asked first goes away; the work does not.
+        first.cancel()
+        await asyncio.sleep(0)
+        go.set()
+        assert (await second).discarded == 1
+        assert (await ask()).discarded == 1
+        assert started == [1]
+        assert (await fence.run_operation("y", control(), work)).discarded == 2
+        fence.resume(control())
+        assert (await ask()).discarded == 3
+
+    run(body)
+
+
+def test_a_failure_reaches_everybody_who_waits_and_is_not_kept(control: Make) -> None:
+    async def body() -> None:
+        fence = Fence()
+        fence.enter(control(), "restoring")
+        tries: list[int] = []
+
+        async def work() -> Discarded:
+            tries.append(1)
+            await asyncio.sleep(0)
+            if len(tries) == 1:
+                raise OSError("disk")
+            return Discarded(discarded=0)
+
+        asked = [fence.run_operation("x", control(), work) for _ in range(2)]
+        results = await asyncio.gather(*asked, return_exceptions=True)
+        assert [type(item) for item in results] == [OSError, OSError]
+        assert await fence.run_operation("x", control(), work) == Discarded(discarded=0)
+        assert len(tries) == 2
+
+    run(body)
+
+
+def test_a_signal_wakes_and_gives_up_in_time() -> None:
+    async def body() -> None:
+        signal, state = Signal(), [0]
+        assert not await signal.wait_for(lambda: state[0] == 1, 0.01)
+        waiting = asyncio.create_task(signal.wait_for(lambda: state[0] == 2, 5))
+        for value in (1, 2):
+            await asyncio.sleep(0)
+            state[0] = value
+            signal.notify()
+        assert await waiting
+
+    run(body)
+
+
+def test_tombstones_close_a_run_and_those_before_it_and_are_bounded() -> None:
+    closed = Tombstones(limit=2)
+    closed.close("r", 2)
+    closed.close("r", 1)
+    assert [closed.covers("r", number) for number in range(4)] == [True, True, True, False]
+    closed.forget("r", 1)
+    assert closed.covers("r", 2)
+    closed.forget("r", 2)
+    assert not closed.covers("r", 0)
+    for name in ("a", "b", "c"):
+        closed.close(name, 0)
+    assert [closed.covers(name, 0) for name in "abc"] == [False, True, True]
+    assert len(closed) == 2
