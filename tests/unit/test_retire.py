@@ -362,6 +362,10 @@ REFUSALS: dict[str, tuple[Callable[[Repository], object], type[SnapfmtError]]] =
         lambda repository: (root(repository) / LEASE).symlink_to("elsewhere"),
         SnapfmtError,
     ),
+    "a lease is a folder": (
+        lambda repository: (root(repository) / LEASE).mkdir(),
+        RefusedError,
+    ),
     "a pin is no JSON": (write("pins/x.json", b"{"), RefusedError),
     "a pin says nothing": (write("pins/x.json", b'{"name": "x"}'), RefusedError),
     "a pin says something else": (write("pins/x.json", b'{"number": true}'), RefusedError),
@@ -553,6 +557,21 @@ def test_a_workspace_without_a_lease_is_taken_away(repository: Repository) -> No
     assert repository.clean_up() == [attempt.id]
     with pytest.raises(LeaseExpired):
         attempt.publish([])
+    repository.retire(1)
+    assert stored(repository) == set()
+
+
+@pytest.mark.req("W-1")
+def test_an_attempt_that_is_taken_over_as_it_begins_does_not_begin(repository: Repository) -> None:
+    """By somebody whose clock is ahead, after its lease was made and before its workspace was."""
+    save(repository, value=1)
+    mine = "a" * 32
+    late = hooked(
+        repository, "open_workspace", "", lambda: attempt_module.reclaim(repository.store, mine)
+    )
+    with pytest.raises(LeaseExpired, match="as it began"):
+        late.begin(base=1, attempt_id=mine)
+    assert not repository.store.has_workspace(layout.workspace_key(mine))
     repository.retire(1)
     assert stored(repository) == set()
 

@@ -99,9 +99,16 @@ async def until(
     Raises:
         DeadlineExceeded: As `late` words it, from the last reply.
     """
+    reply: R | None = None
     while True:
         started = time.monotonic()
-        reply = await ask()
+        try:
+            reply = await ask()
+        except DeadlineExceeded as error:
+            if reply is None:
+                raise
+            # What was seen last says more than that there was no further answer.
+            raise late(reply) from error
         if ready(reply):
             return reply
         # A server that waits before it answers needs no pause of ours.

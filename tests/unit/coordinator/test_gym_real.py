@@ -318,9 +318,10 @@ def test_a_prepare_that_is_too_short_is_given_up_and_the_next_one_works(
     async def act(stage: Scene) -> None:
         stage.start(4)
         await asyncio.sleep(0.05)
+        await stage.side.discover()
         stubborn = await stage.gym.agents["a1"].begin("stubborn_g0", 0)
         with pytest.raises(DeadlineExceeded, match="stubborn_g0 run 0"):
-            await stage.side.prepare("c1", deadline_ts=soon(0.4))
+            await stage.side.prepare("c1", deadline_ts=soon(1.5))
         await stage.side.resume("c1", deadline_ts=soon())
         assert {one.fence.phase for one in stage.gym.participants()} == {"idle"}
         stubborn.fail()

@@ -491,6 +491,20 @@ def test_an_agent_that_does_not_park_is_named_with_its_rollouts(world: World) ->
     assert len(world.bodies("a2", "agent-checkpoint/prepare")) < 40
 
 
+def test_an_agent_that_falls_silent_is_named_with_what_it_said_last(world: World) -> None:
+    asyncio.run(world.side.discover())
+
+    def reply(_: Json) -> Json:
+        if len(world.bodies("a2", "agent-checkpoint/prepare")) == 2:
+            world.a2.delays["agent-checkpoint/prepare"] = 3.0
+        return v1.data(agents_prepared(ready=False, running=8))
+
+    world.a2.replies["agent-checkpoint/prepare"] = reply
+    error = failing(prepare, world, 1.2, server="a2")
+    assert isinstance(error, DeadlineExceeded)
+    assert "8 running" in str(error)
+
+
 def test_calls_that_never_end_are_named(world: World) -> None:
     world.m1.replies["model-admission/status"] = lambda _: v1.data(
         v1.ModelAdmission(state="prepared", admission="paused", inflight_total=4)

@@ -492,25 +492,27 @@ def test_a_restore_into_a_live_ledger_is_refused_whole(
     run(body)
 
 
-@pytest.mark.parametrize("damage", ["parent", "boundary", "references", "count"])
+@pytest.mark.parametrize("damage", ["parent", "branch", "boundary", "references", "count"])
 def test_a_part_whose_files_disagree_installs_nothing(
     control: Make, lineage_row: Make, saves: Any, damage: str
 ) -> None:
     async def body() -> None:
         rows = [lineage_row("a", "call-1"), lineage_row("a", "call-2", "call-1")]
+        if damage == "branch":
+            rows.insert(1, lineage_row("a", "call-1b", "call-1"))
         rows = [row.model_copy(update={"staging_chain": None}) for row in rows]
         run_of = {
             "rollout_id": "a",
             "attempt_index": 0,
             "boundary_model_call_id": "call-2" if damage != "boundary" else "call-9",
-            "rows": 2 if damage != "count" else 1,
+            "rows": len(rows) if damage != "count" else 1,
             "failures": 0,
         }
         ledger = {
             "schema_version": 1,
             "server_name": "policy",
             "runs": [run_of],
-            "rows": 2,
+            "rows": len(rows),
             "excluded_inactive": 0,
             "excluded_tombstoned": 0,
             "tombstones": [],
@@ -522,10 +524,10 @@ def test_a_part_whose_files_disagree_installs_nothing(
                 kind="token_capture_staging",
                 key=row.staging_key,
             )
-            for row in rows[: 1 if damage == "references" else 2]
+            for row in rows[: 1 if damage == "references" else 3]
         ]
         if damage == "parent":
-            rows[1] = rows[1].model_copy(update={"parent_call_id": "call-0"})
+            rows[1] = rows[1].model_copy(update={"parent_call_id": "call-9"})
         with saves.attempt.part(PART) as part:
             part.records(LINEAGE, rows, key="staging_key")
             part.records(FAILURES, [])

@@ -150,7 +150,8 @@ def test_sessions_are_cut_by_value_and_written_later(control: Make, saves: Any) 
         for name, number in (("a", 0), ("b", 0), ("b", 1), ("gone", 0)):
             await tools.use(name, number)
         tools.store.sessions["a", 0] |= {"password": "hunter2", "log": [1, {"x": None}]}
-        tools.side.retire([Execution(rollout_id="gone", attempt_index=0)])
+        # The store keeps the older run's session; the cut does not.
+        tools.side.retire([Execution(rollout_id="gone", attempt_index=1)])
         commit = control(Commit, ticket=ticket)
         assert await refusal(tools.side.commit(commit)) == "unknown_checkpoint"
         await tools.side.prepare(control())

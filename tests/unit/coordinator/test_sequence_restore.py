@@ -174,6 +174,18 @@ class Live:
             fault()
         await asyncio.sleep(0)
 
+    async def call(self, name: str, changes: Mapping[str, Any]) -> None:
+        """A step whose effect goes on when its caller is cancelled, like any call that is out."""
+        self.steps.append(name)
+        if (fault := self.faults.pop(name, None)) is not None:
+            fault()
+
+        def change() -> None:
+            time.sleep(0.005)
+            self.state.update(changes)
+
+        await asyncio.to_thread(change)
+
     def fail(self, name: str, error: BaseException) -> None:
         """Plans an error."""
 
@@ -258,10 +270,7 @@ class FakeRows:
         self.live = live
 
     async def load(self, snapshot: Snapshot) -> None:
-        await self.live.step("rows.load")
-        self.live.state["rows"] = snapshot.number
-        # An answer that is under way when the caller is cancelled.
-        await asyncio.sleep(0)
+        await self.live.call("rows.load", {"rows": snapshot.number})
 
     async def unload(self) -> None:
         await self.live.step("rows.unload")
@@ -301,9 +310,7 @@ class FakeSaved:
         return self.loader.owed
 
     async def install(self, continued: frozenset[str]) -> None:
-        await self.loader.live.step("controller.install")
-        self.loader.live.state["controller"] = continued
-        await asyncio.sleep(0)
+        await self.loader.live.call("controller.install", {"controller": continued})
 
     async def uninstall(self) -> None:
         await self.loader.live.step("controller.uninstall")
