@@ -137,12 +137,7 @@ class Fence:
         """
         if not self.is_active(request.checkpoint_id):
             self._refuse_stale(request.checkpoint_id)
-            raise refused(
-                "unknown_checkpoint",
-                "no such checkpoint is in force here",
-                what=request.checkpoint_id,
-                hint="prepare or restore it first",
-            )
+            raise _unknown(request.checkpoint_id)
 
     def wrong_phase(self, request: Control, *phases: Phase) -> ControlRefused:
         """The refusal of a request that comes out of turn."""
@@ -165,13 +160,19 @@ class Fence:
     def resume(self, request: Control) -> bool:
         """Open admission; true when this checkpoint was resumed, or ran out, before.
 
+        The id is used up also when it was not known: a prepare that was given up, and arrives
+        after its resume, must not close a participant that nobody will resume again.
+
         Raises:
             ControlRefused: `deadline_passed`, `unknown_checkpoint`.
         """
         self.check_deadline(request)
-        if self.is_stale(request.checkpoint_id):
+        wanted = request.checkpoint_id
+        if self.is_stale(wanted):
             return True
-        self.require(request)
+        if not self.is_active(wanted):
+            self._stale.append(wanted)
+            raise _unknown(wanted)
         self.finish()
         return False
 
@@ -236,3 +237,12 @@ class Fence:
             "checkpoint %s was not resumed in time; admission is open again", self.active_id
         )
         self.finish()
+
+
+def _unknown(checkpoint_id: str) -> ControlRefused:
+    return refused(
+        "unknown_checkpoint",
+        "no such checkpoint is in force here",
+        what=checkpoint_id,
+        hint="prepare or restore it first",
+    )

@@ -61,10 +61,21 @@ def test_an_unknown_id_is_told_apart(control: Make) -> None:
     async def body() -> None:
         fence = Fence()
         assert reason(lambda: fence.require(control())) == "unknown_checkpoint"
-        assert reason(lambda: fence.resume(control())) == "unknown_checkpoint"
+        assert reason(lambda: fence.resume(control(Control, "other"))) == "unknown_checkpoint"
         fence.enter(control(), "preparing")
         assert reason(lambda: fence.resume(control(Control, "c2"))) == "unknown_checkpoint"
         assert fence.active_id == "c1"
+
+    run(body)
+
+
+def test_a_prepare_that_arrives_after_its_resume_does_not_close(control: Make) -> None:
+    async def body() -> None:
+        fence = Fence()
+        assert reason(lambda: fence.resume(control())) == "unknown_checkpoint"
+        assert reason(lambda: fence.enter(control(), "preparing")) == "stale_checkpoint"
+        assert not fence.closed
+        assert fence.resume(control()) is True
 
     run(body)
 

@@ -213,7 +213,8 @@ def test_ids_and_deadlines(
     async def body() -> None:
         participant = make()
         async with served(participant) as client:
-            assert code(await client.post(resume, control(Resume))) == "unknown_checkpoint"
+            unknown = control(Resume, "other")
+            assert code(await client.post(resume, unknown)) == "unknown_checkpoint"
             late = control(kind, seconds=-1)
             assert code(await client.post(prepare, late)) == "deadline_passed"
             assert not participant.fence.closed
