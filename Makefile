@@ -1,6 +1,6 @@
 # Every target makes the environment that it needs (.venv, see .ci/setup.sh) and says so.
 .DEFAULT_GOAL := help
-.PHONY: help demo test check lint format types contracts schemas schemas-check readme bench-quick \
+.PHONY: help demo demo-queue test check lint format types contracts schemas schemas-check readme bench-quick \
         build setup setup-demo clean distclean
 
 BIN := .venv/bin
@@ -14,8 +14,11 @@ export PYTHONUNBUFFERED := 1
 help:           ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
 
-demo: setup-demo  ## save a live TransferQueue, kill it, restore it, compare every row
+demo: setup-demo  ## run rollouts with snapshots, kill everything, restore, run to the end
 	$(BIN)/snapfmt demo $(ARGS)
+
+demo-queue: setup-demo  ## save a live TransferQueue, kill it, restore it, compare every row
+	$(BIN)/snapfmt demo-queue $(ARGS)
 
 test: setup     ## run all tests; ARGS="tests/unit -k pack" picks some
 	$(PY) -m pytest $(ARGS)

@@ -14,7 +14,7 @@ from snapfmt._version import FORMAT_VERSION, __version__
 from snapfmt.cli import (
     attempts,
     cat,
-    demo,
+    demo_queue,
     exitcodes,
     ls,
     plugins,
@@ -42,7 +42,7 @@ COMMANDS: tuple[Command[Any], ...] = (
     rows.COMMAND,
     verify.COMMAND,
     attempts.COMMAND,
-    demo.COMMAND,
+    demo_queue.COMMAND,
     version.COMMAND,
 )
 """Those of this package, in the order of `--help`."""

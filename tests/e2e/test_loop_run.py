@@ -48,7 +48,10 @@ def finish(child: Child) -> dict[str, Any]:
 def plain(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Any]]:
     """A run without saves."""
     with Child(config(tmp_path_factory.mktemp("plain"))) as child:
-        yield finish(child)
+        done = finish(child)
+        # It takes down its cluster and its servers by itself.
+        assert child.wait() == 0
+        yield done
 
 
 def test_a_run_in_peace_trains_every_rollout_once(plain: dict[str, Any]) -> None:

@@ -13,7 +13,7 @@ from typing import Any, Final, Self
 import snapfmt
 import snapfmt_coordinator
 import snapfmt_schemas
-from snapfmt.errors import ParticipantFailed
+from snapfmt.errors import DeadlineExceeded, ParticipantFailed
 from snapfmt_coordinator.loop.config import LoopConfig
 from snapfmt_coordinator.loop.run import Restore
 from snapfmt_coordinator.loop.trip import EVENT
@@ -83,6 +83,20 @@ class Child:
             before.append(found)
         last = before[-1] if before else None
         raise ParticipantFailed(f"it never said {event!r}", what=str(last)[:200])
+
+    def wait(self, timeout_s: float = 60.0) -> int:
+        """Its exit code, once it has taken everything down that it started.
+
+        Raises:
+            DeadlineExceeded: If it takes longer.
+        """
+        try:
+            return self._process.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            raise DeadlineExceeded(
+                f"the run's process has not ended after {timeout_s} s",
+                hint=f"its log is {self.log}",
+            ) from None
 
     def kill(self) -> int:
         """SIGKILL for it and all that it started, by process id; returns how many."""

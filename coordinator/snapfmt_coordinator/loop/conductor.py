@@ -22,6 +22,7 @@ from snapfmt_coordinator.loop.saving import (
 from snapfmt_coordinator.loop.timers import StallWatchdog
 from snapfmt_coordinator.loop.training import TrainPump, watch
 from snapfmt_coordinator.loop.trip import Stepped, Trip
+from snapfmt_coordinator.sequence.outcomes import grouped
 from snapfmt_coordinator.sequence.ports import (
     Controller,
     ControllerLoader,
@@ -100,7 +101,17 @@ class Conductor:
         )
 
     async def train(self) -> None:
-        """Runs until every prompt is trained and its last checkpoint is durable."""
+        """Runs until every prompt is trained and its last checkpoint is durable.
+
+        Raises:
+            SnapfmtError: What ended the run; its cause has everything that went wrong.
+        """
+        try:
+            await self._train()
+        except ExceptionGroup as group:
+            raise grouped([group], "training run") from group
+
+    async def _train(self) -> None:
         hub, parties = self.hub, self._parties
         # What a crashed run has left, now that nothing else runs.
         await asyncio.to_thread(self._repository.clean_up)

@@ -1,10 +1,11 @@
 """What a run is given; JSON, so that it can be handed to a process of its own."""
 
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from snapfmt_coordinator.loop.state import Run
+from snapfmt_coordinator.loop.trip import STEPS, is_step
 from snapfmt_schemas._base import Record
 from snapfmt_schemas.opaque import Items
 from snapfmt_schemas.recipe import Recipe
@@ -46,13 +47,26 @@ class LoopConfig(Record):
     lease_grace_s: Annotated[Seconds, Field(description="Of the Gym servers.")] = 600.0
 
     stop_at: Annotated[
-        str | None, Field(description="`save:<step>` or `restore:<step>`; the run stops there.")
+        str | None, Field(description="A step of `loop.trip`; the run stays there for good.")
     ] = None
     stop_on: Annotated[int, Field(ge=1, description="On the so many-th time.")] = 1
     holds: Annotated[
         dict[str, Seconds], Field(description="Seconds to stay at a step, by its name.")
     ] = Field(default_factory=dict)
     max_saves: Annotated[int | None, Field(ge=0, description="No more than so many.")] = None
+
+    @model_validator(mode="after")
+    def _steps(self) -> Self:
+        named = [*self.holds, *([self.stop_at] if self.stop_at else [])]
+        if wrong := [name for name in named if not is_step(name)]:
+            raise ValueError(f"no such steps: {', '.join(wrong)}; there are {', '.join(STEPS)}")
+        return self
+
+    @model_validator(mode="after")
+    def _room(self) -> Self:
+        if self.max_buffered_groups < self.batch_groups:
+            raise ValueError("a train step needs more groups than may be buffered")
+        return self
 
     def recipe(self) -> Recipe:
         """What decides what the rollouts mean; a restore needs the same."""

@@ -58,9 +58,15 @@ class RunResult:
 
 
 def start_run(
-    config: LoopConfig, *, restore: Restore = "latest", tell: Tell = lambda _: None
+    config: LoopConfig,
+    *,
+    restore: Restore = "latest",
+    tell: Tell = lambda _: None,
+    finished: Callable[[RunResult], object] = lambda _: None,
 ) -> RunResult:
     """Runs to the end; blocking. `tell` hears of what happens meanwhile, in JSON values.
+
+    `finished` gets the result before the cluster is taken down.
 
     With `restore="latest"` the run goes on from the newest snapshot of its home, if there is one.
 
@@ -71,7 +77,8 @@ def start_run(
     with ExitStack() as stack:
         running = _Running(config, stack)
         result = running.to_the_end(restore, tell)
-    result.timings["all"] = time.monotonic() - started
+        result.timings["all"] = time.monotonic() - started
+        finished(result)
     return result
 
 

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 EVENT: Final = "at"
 """What a run says when it has stopped: `{"event": "at", "step": ...}`."""
-SAVE_STEPS: Final = (
+STEPS: Final = (
     "save:prepare",
     "save:commit",
     "save:take_cut",
@@ -18,15 +18,21 @@ SAVE_STEPS: Final = (
     "save:write",
     "save:state",
     "save:published",
-)
-"""In the order in which a save passes them; most also have `<step>.after`."""
-RESTORE_STEPS: Final = (
     "restore:load",
     "restore:restore",
     "restore:install",
     "restore:discard",
     "restore:resume",
 )
+"""In the order in which a save and a restore pass them, except that a save writes at once what
+comes from Gym, the queue and the controller."""
+_WITHOUT_AFTER: Final = frozenset({"save:state", "save:published"})
+
+
+def is_step(name: str) -> bool:
+    """Whether there is such a step; `<step>.after` is where its call has returned."""
+    before = name.removesuffix(".after")
+    return before in STEPS and (name == before or before not in _WITHOUT_AFTER)
 
 
 class Trip:

@@ -43,7 +43,12 @@ def main(arguments: list[str]) -> None:
     restore: Restore = "never" if arguments[1:] == ["never"] else "latest"
     try:
         config = LoopConfig.model_validate_json(arguments[0])
-        tell(result_event(start_run(config, restore=restore, tell=tell)))
+        start_run(
+            config,
+            restore=restore,
+            tell=tell,
+            finished=lambda result: tell(result_event(result)),
+        )
     except BaseException as error:
         tell({"event": "failed", "what": f"{type(error).__name__}: {error}"})
         raise

@@ -74,7 +74,7 @@ def test_help_shows_the_table(snapfmt: Snapfmt, command: str) -> None:
         ["show", "x", "9" * 13],
         ["cat", "x", "1"],
         ["rows", "x", "1"],
-        ["demo", "--units", "0"],
+        ["demo-queue", "--units", "0"],
         ["verify"],
     ],
 )

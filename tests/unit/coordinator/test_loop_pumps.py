@@ -69,6 +69,9 @@ class World:
         self.writing: asyncio.Event | None = None
         """Trainer checkpoints wait for it."""
         self.stepping: asyncio.Event | None = None
+        self.computed: asyncio.Event | None = None
+        self.computing = False
+        self.written: list[str] = []
 
     # Runner
 
@@ -119,9 +122,13 @@ class World:
 
     async def compute(self, groups: Sequence[ReplayGroup]) -> None:
         assert {group.group_id for group in groups} <= self.rows
+        self.computing = True
+        if self.computed is not None:
+            await self.computed.wait()
 
     async def write(self, groups: Sequence[ReplayGroup]) -> None:
         assert {group.group_id for group in groups} <= self.rows
+        self.written += [group.group_id for group in groups]
 
     # Trainer, engine
 
@@ -280,6 +287,37 @@ def test_nothing_changes_while_the_barrier_stands() -> None:
         async with asyncio.timeout(10.0):
             await task
         assert len(world.trained) == PROMPTS
+
+    asyncio.run(body())
+
+
+def test_advantages_are_computed_during_a_cut_and_written_after_it() -> None:
+    async def body() -> None:
+        hub, world = hub_of(), World()
+        world.computed = asyncio.Event()
+        task = asyncio.ensure_future(pumps(hub, world))
+        await soon(lambda: world.computing)
+        async with hub.barrier.checkpoint():
+            world.computed.set()
+            await asyncio.sleep(0.05)
+            assert world.written == []
+        await soon(lambda: world.written)
+        async with asyncio.timeout(10.0):
+            await task
+
+    asyncio.run(body())
+
+
+def test_a_step_is_committed_only_when_no_save_looks_at_the_trainer() -> None:
+    async def body() -> None:
+        hub, world = hub_of(), World()
+        async with hub.lock.hold("save"):
+            task = asyncio.ensure_future(pumps(hub, world))
+            await soon(lambda: world.trained)
+            await asyncio.sleep(0.05)
+            assert (hub.control.train_steps, hub.control.committing) == (0, False)
+        async with asyncio.timeout(10.0):
+            await task
 
     asyncio.run(body())
 

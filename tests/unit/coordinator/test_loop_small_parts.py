@@ -10,6 +10,7 @@ from typing import Any
 import aiohttp
 import pytest
 from aiohttp import web
+from pydantic import ValidationError
 
 from snapfmt.errors import ParticipantFailed
 from snapfmt_coordinator.loop import activity
@@ -120,12 +121,25 @@ def test_a_run_stops_at_its_step_and_nowhere_else() -> None:
 
 
 def test_a_configuration_survives_its_json() -> None:
-    config = LoopConfig(home="/x", snapshot_attempt_interval_s=2.0, holds={"save:cut": 1.0})
+    config = LoopConfig(home="/x", snapshot_attempt_interval_s=2.0, holds={"save:write": 1.0})
     assert LoopConfig.model_validate_json(config.model_dump_json()) == config
     other = config.model_copy(update={"max_turns": 9})
     assert other.recipe().to_fingerprint() != config.recipe().to_fingerprint()
     faster = config.model_copy(update={"units": 1, "step_s": 0.0, "stop_at": "save:commit"})
     assert faster.recipe().to_fingerprint() == config.recipe().to_fingerprint()
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"stop_at": "save:cut"},
+        {"holds": {"save:published.after": 1.0}},
+        {"batch_groups": 9, "max_buffered_groups": 8},
+    ],
+)
+def test_a_configuration_that_cannot_run_is_refused(wrong: dict[str, Any]) -> None:
+    with pytest.raises(ValidationError, match=r"no such steps|more groups"):
+        LoopConfig(home="/x", **wrong)
 
 
 # --- runs over HTTP

@@ -1,4 +1,4 @@
-"""`snapfmt demo`: the whole story on this machine, with a real TransferQueue."""
+"""`snapfmt demo-queue`: a live TransferQueue is saved, killed, restored and compared."""
 
 import argparse
 import tempfile
@@ -18,7 +18,7 @@ NEEDS = ("ray", "torch", "transfer_queue")
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """Options of `snapfmt demo`."""
+    """Options of `snapfmt demo-queue`."""
 
     directory: str | None
     units: int
@@ -82,4 +82,10 @@ def _refused(lacking: str) -> UnsupportedFeature:
     )
 
 
-COMMAND = Command("demo", "the whole story on this machine", Options, configure, run)
+COMMAND = Command(
+    "demo-queue",
+    "save a live TransferQueue, kill it, restore it, compare it",
+    Options,
+    configure,
+    run,
+)

@@ -1,4 +1,4 @@
-"""`snapfmt demo` hands its options on and says what is missing."""
+"""`snapfmt demo-queue` hands its options on and says what is missing."""
 
 import importlib.util
 import inspect
@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from snapfmt.cli import build_parser, demo
+from snapfmt.cli import build_parser, demo_queue
 
 Snapfmt = Callable[..., Any]
 
@@ -38,13 +38,13 @@ def story(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
 
     monkeypatch.setattr(module, "run", run, raising=False)
     monkeypatch.setitem(sys.modules, "snapfmt.demo", module)
-    monkeypatch.setattr(demo, "find_spec", lambda _: object())
+    monkeypatch.setattr(demo_queue, "find_spec", lambda _: object())
     return seen
 
 
 def test_options_are_handed_on(snapfmt: Snapfmt, story: dict[str, Any], tmp_path: Any) -> None:
     where = str(tmp_path)
-    ran = snapfmt("demo", "--directory", where, "--units", "4", "--rows", "9")
+    ran = snapfmt("demo-queue", "--directory", where, "--units", "4", "--rows", "9")
     assert ran.code == 0
     assert ran.out == "first\nsecond \\x1b[31m\n"
     assert where in ran.err
@@ -54,7 +54,7 @@ def test_options_are_handed_on(snapfmt: Snapfmt, story: dict[str, Any], tmp_path
 def test_json_keeps_stdout_for_the_document(
     snapfmt: Snapfmt, story: dict[str, Any], tmp_path: Any
 ) -> None:
-    ran = snapfmt("demo", "--directory", str(tmp_path), "--json")
+    ran = snapfmt("demo-queue", "--directory", str(tmp_path), "--json")
     result = {"rows": 5, "repository": str(tmp_path)}
     assert ran.json == {"ok": True, "directory": str(tmp_path), "result": result}
     assert "first" in ran.err
@@ -63,7 +63,7 @@ def test_json_keeps_stdout_for_the_document(
 
 def test_the_defaults_are_those_of_the_demonstration() -> None:
     source = inspect.signature(import_module("snapfmt.demo").run).parameters
-    parsed = build_parser().parse_args(["demo"])
+    parsed = build_parser().parse_args(["demo-queue"])
     for name in ("units", "restore_units", "rows"):
         assert getattr(parsed, name) == source[name].default
     assert source["out"].kind is inspect.Parameter.KEYWORD_ONLY
@@ -74,13 +74,13 @@ def test_a_missing_package_names_the_extra(
 ) -> None:
     real = importlib.util.find_spec
     monkeypatch.setattr(
-        demo, "find_spec", lambda name: None if name == "transfer_queue" else real(name)
+        demo_queue, "find_spec", lambda name: None if name == "transfer_queue" else real(name)
     )
-    ran = snapfmt("demo")
+    ran = snapfmt("demo-queue")
     assert (ran.code, ran.out) == (4, "")
     assert "transfer_queue" in ran.err
     assert "snapfmt[transfer-queue]" in ran.err
-    assert snapfmt("demo", "--json").json["error"]["code"] == "UnsupportedFeature"
+    assert snapfmt("demo-queue", "--json").json["error"]["code"] == "UnsupportedFeature"
 
 
 @pytest.mark.parametrize(("name", "code"), [("ray.util", 4), ("somebody", 1)])
@@ -91,5 +91,5 @@ def test_an_import_that_fails_inside(
         raise ModuleNotFoundError(f"No module named {name!r}", name=name)
 
     monkeypatch.setattr(sys.modules["snapfmt.demo"], "run", run)
-    assert snapfmt("demo", "--directory", "unused").code == code
+    assert snapfmt("demo-queue", "--directory", "unused").code == code
     assert story == {}
