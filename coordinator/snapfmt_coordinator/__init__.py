@@ -1,6 +1,7 @@
 """Sequences the Gym and RL writers through one save and one restore.
 
-Its phases, in order, with the names that a stored timeline uses (`snapfmt_schemas.timeline.Phase.name`):
+Its phases, in order, with the names that a stored timeline uses
+(`snapfmt_schemas.timeline.Phase.name`):
 
 Save
     gate        close the dispatch gate, flush acknowledgements owed
