@@ -14,6 +14,7 @@ from snapfmt_coordinator.protocol.v1 import MAX_BODY
 PARKED, ENDING = 10_000, 1_000
 ID_LENGTH = 400
 """Far longer than any rollout's id is; at most 512 is allowed."""
+CPU_S = 40.0
 ASKED = {
     "GET /capabilities",
     "GET /model-admission/status",
@@ -56,10 +57,14 @@ def test_no_body_grows_with_the_parked_rollouts(parked: Any, tmp_path: Path) -> 
         }
         assert counts["prepare"]["parked_with_boundary"] == PARKED
         assert counts["prepare"]["acknowledged_completed"] == ENDING
-        for part in ("agent/agent", "resources/tools", "model/policy"):
-            names = {"agent": "boundaries", "resources": "sessions", "model": "lineage"}
-            path = f"{names[part.split('/')[0]]}.jsonl"
-            assert snapshot.part(f"gym/{part}").entry(path).records == PARKED
+        # Sessions end with a run's retirement, not with its acknowledgement.
+        saved = {
+            "gym/agent/agent": ("boundaries.jsonl", PARKED),
+            "gym/model/policy": ("lineage.jsonl", PARKED),
+            "gym/resources/tools": ("sessions.jsonl", PARKED + ENDING),
+        }
+        for part, (path, records) in saved.items():
+            assert snapshot.part(part).entry(path).records == records
         assert len(crowd.control.over) == PARKED + ENDING
         assert len(crowd.sessions) == 0
         seen = {name.split(" ", 1)[1] for name in crowd.largest}
@@ -69,6 +74,7 @@ def test_no_body_grows_with_the_parked_rollouts(parked: Any, tmp_path: Path) -> 
         assert crowd.largest["request POST /agent-checkpoint/retire"] > MAX_BODY // 8
         assert PARKED * ID_LENGTH > MAX_BODY
 
-    started = time.monotonic()
+    started = time.process_time()
     asyncio.run(body())
-    assert time.monotonic() - started < 40
+    # Of this process's own time, which the load of the machine does not change.
+    assert time.process_time() - started < CPU_S

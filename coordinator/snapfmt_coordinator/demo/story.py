@@ -12,7 +12,7 @@ from typing import Any, Final
 from snapfmt import Repository
 from snapfmt.errors import CorruptError, InputError, ParticipantFailed
 from snapfmt_coordinator.loop.child import Child
-from snapfmt_coordinator.loop.config import LoopConfig
+from snapfmt_coordinator.loop.config import RESTART_ONLY, LoopConfig
 from snapfmt_coordinator.sequence.timeline import render
 from snapfmt_schemas.continuation import Continuation
 from snapfmt_schemas.timeline import PhaseTimeline
@@ -21,7 +21,6 @@ Say = Callable[[str], object]
 AGENT_PART: Final = "gym/agent/agent"
 SHOWN: Final = 6
 """Rollouts that are named one by one."""
-RESTART_ONLY: Final = "sandbox"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

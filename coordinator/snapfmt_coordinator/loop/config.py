@@ -1,6 +1,6 @@
 """What a run is given; JSON, so that it can be handed to a process of its own."""
 
-from typing import Annotated, Any, ClassVar, Literal, Self
+from typing import Annotated, Any, ClassVar, Final, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -11,6 +11,9 @@ from snapfmt_schemas.opaque import Items
 from snapfmt_schemas.recipe import Recipe
 
 Tool = Literal["counter", "dice", "notes", "sandbox"]
+RESTART_ONLY: Final[Tool] = "sandbox"
+RESTART_ONLY_EVERY: Final = 3
+"""Every so many prompts use the restart-only tool, where there is one; the others do not."""
 Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Positive = Annotated[int, Field(ge=1)]
 
@@ -102,10 +105,12 @@ class GymConfig(Record):
 
     def task_of(self, run: Run) -> dict[str, Any]:
         """The task of a rollout; the same for all its runs."""
+        uses = run.prompt_index % RESTART_ONLY_EVERY == 0
+        tools = [tool for tool in self.tools if uses or tool != RESTART_ONLY]
         return {
             "prompt": f"Task {run.prompt_index} of data set {self.seed}.",
             "max_turns": self.max_turns,
-            "tools": [*self.tools],
+            "tools": tools,
             "seed": self.seed,
             "delay_s": self.tool_s,
         }

@@ -5,8 +5,9 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Final
 
 from snapfmt import Snapshot
-from snapfmt.errors import CutInconsistent, RestoreRefused
-from snapfmt_coordinator.loop.saved import CutState, RunPlace, SavedState
+from snapfmt.errors import CutInconsistent, FormatError, InvalidRecord, RestoreRefused
+from snapfmt_coordinator.loop.prompts import PromptLoader
+from snapfmt_coordinator.loop.saved import PART, CutState, RunPlace, SavedState
 from snapfmt_coordinator.loop.state import RlState, Run
 from snapfmt_coordinator.protocol.v1 import Execution
 from snapfmt_coordinator.sequence.ports import ControllerSkip
@@ -105,6 +106,10 @@ class Control:
         saved = SavedState.read(
             snapshot, generations=self.state.generations, capacity=self._capacity
         )
+        try:
+            PromptLoader(self._shape["seed"], self._shape["prompts"]).go_to(saved.place)
+        except InvalidRecord as error:
+            raise FormatError(str(error), what=f"{snapshot.name}/{PART}") from error
         return LoopSaved(self, saved)
 
     async def install(self, saved: SavedState, continued: frozenset[str]) -> None:

@@ -24,6 +24,8 @@ from snapfmt_coordinator.reference.processes import (
 NAMESPACE: Final = "snapfmt"
 ENGINE: Final = "generation-engine"
 AGENT: Final = "agent"
+MUTATIONS: Final = "mutations.jsonl"
+"""In a run's home: every mutation that the counter's sessions made, in order."""
 _OBJECT_STORE_BYTES: Final = 100_000_000
 _CALL_S: Final = 60.0
 READY_S: Final = 120.0
@@ -188,7 +190,10 @@ class _Running:
         grace = ("--grace-s", str(config.lease_grace_s))
         specs = [
             ServerSpec(name="policy", kind="policy", options=grace),
-            *(ServerSpec(name=tool, kind=tool, options=grace) for tool in config.tools),
+            *(
+                ServerSpec(name=tool, kind=tool, options=(*grace, *self._log_of(tool)))
+                for tool in config.tools
+            ),
             ServerSpec(name=AGENT, kind="agent", options=grace),
         ]
         servers = start_servers(
@@ -196,6 +201,10 @@ class _Running:
         )
         stack.callback(stop_servers, servers)
         return servers
+
+    def _log_of(self, tool: str) -> tuple[str, ...]:
+        """Where a tool's effects on the world outside are seen; it outlives the servers."""
+        return ("--mutation-log", str(self._home / MUTATIONS)) if tool == "counter" else ()
 
     def _start_workers(self) -> None:
         from snapfmt_coordinator.loop.ray_advantage import AdvantagePool

@@ -16,7 +16,7 @@ from snapfmt.errors import (
     RestoreRefused,
 )
 from snapfmt_coordinator.loop.control import Control
-from snapfmt_coordinator.loop.prompts import prompt_of
+from snapfmt_coordinator.loop.prompts import PromptLoader, prompt_of
 from snapfmt_coordinator.loop.saved import PART, CutState, RunPlace, SavedState
 from snapfmt_coordinator.loop.state import Finished, RlState, Run
 from snapfmt_schemas.completion import CompletionReceipt
@@ -346,6 +346,24 @@ def test_no_save_while_a_step_is_committed_or_not_durable() -> None:
     one.durable_step = 1
     assert one.skip_reason() is None
     assert one.anchor().train_step == 1
+
+
+@pytest.mark.parametrize("other", [{"seed": 8}, {"prompts": 5}])
+def test_the_place_in_another_data_set_is_refused(tmp_path: Path, other: dict[str, int]) -> None:
+    repository = published(tmp_path, cut_of(middle()[0]))
+    shape = {"seed": 7, "prompts": 6, "generations": GENERATIONS, "capacity": CAPACITY}
+    with pytest.raises(FormatError, match="data set"):
+        Control(**{**shape, **other}).read(repository.snapshot())
+
+
+def test_a_place_beyond_the_end_is_refused() -> None:
+    place = PromptLoader(7, 6).place()
+    for wrong in (
+        place.model_copy(update={"epoch": 1}),
+        place.model_copy(update={"batches": 7, "state": {"seed": 7, "prompts": 6, "drawn": 7}}),
+    ):
+        with pytest.raises(InvalidRecord, match="data set"):
+            PromptLoader(7, 6).go_to(wrong)
 
 
 def test_a_restore_is_all_or_nothing(tmp_path: Path) -> None:

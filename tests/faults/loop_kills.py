@@ -1,0 +1,167 @@
+"""Kills a whole run at one step after the other, and checks what the restored run comes to.
+
+`python tests/faults/loop_kills.py [STEP@N ...]` runs the named cases, or all; a case is one or
+more stops, joined by `+`, each ended by SIGKILL of every process. Prints a line per case and one
+JSON object at the end. Takes about a minute per stop on two idle cores.
+"""
+
+import json
+import re
+import sys
+import tempfile
+import time
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from snapfmt import Repository
+from snapfmt_coordinator.loop.child import Child
+from snapfmt_coordinator.loop.config import LoopConfig
+from snapfmt_coordinator.loop.run import MUTATIONS
+from snapfmt_coordinator.loop.trip import STEPS, is_step
+from snapfmt_schemas.agent import AgentBoundaryRecord
+
+SHAPE: dict[str, Any] = {
+    "prompts": 6,
+    "generations": 3,
+    "max_turns": 8,
+    "units": 1,
+    "tools": ("counter", "dice", "notes", "sandbox"),
+    "tool_s": 0.05,
+    "generation_s": 0.03,
+    "keep_latest": 100,
+}
+INTERVAL_S = 0.4
+NUMBER = re.compile(r"\d+$")
+
+
+def cases() -> list[str]:
+    """One for every step of a save and of a restore, before and after it."""
+    steps = [step for name in STEPS for step in (name, f"{name}.after") if is_step(step)]
+    return [f"{step}@2" if step.startswith("save:") else f"save:write@2+{step}@1" for step in steps]
+
+
+def config(home: Path, **changes: Any) -> LoopConfig:
+    return LoopConfig(home=str(home), **{**SHAPE, **changes})
+
+
+@dataclass
+class Case:
+    """What became of one case."""
+
+    name: str
+    problems: list[str] = field(default_factory=list)
+    stopped: int = 0
+    continued: int = 0
+    started_over: int = 0
+    seconds: float = 0.0
+
+
+def in_peace(home: Path) -> dict[str, Any]:
+    """What a run comes to that nobody kills."""
+    with Child(config(home)) as child:
+        done, _ = child.until("done")
+    found: dict[str, Any] = done["comparable"]
+    return found
+
+
+def run_case(name: str, home: Path, wanted: dict[str, Any]) -> Case:
+    """All stops of a case, then a life to the end."""
+    case, begun = Case(name), time.monotonic()
+    for stop in name.split("+"):
+        step, _, turn = stop.partition("@")
+        options = {"stop_at": step, "stop_on": int(turn or 1)}
+        with Child(config(home, snapshot_attempt_interval_s=INTERVAL_S, **options)) as child:
+            last = hear(child, home, case)
+            child.kill()
+        case.stopped += last["event"] == "at"
+    with Child(config(home, snapshot_attempt_interval_s=INTERVAL_S)) as child:
+        last = hear(child, home, case)
+    if last["comparable"] != wanted:
+        case.problems.append(f"another result: {differences(wanted, last['comparable'])}")
+    case.problems += repeated(home)
+    report = Repository.open(home / "repository").verify(deep=True)
+    case.problems += [f"{item.path}: {item.message}" for item in report.damage]
+    case.seconds = time.monotonic() - begun
+    return case
+
+
+def hear(child: Child, home: Path, case: Case) -> dict[str, Any]:
+    """Listens to a life to its end or its stop; checks each restore."""
+    last: dict[str, Any] = {}
+    for last in child.events():
+        if last["event"] == "restored" and last["report"]:
+            restored(last["report"], home, case)
+    return last
+
+
+def restored(report: dict[str, Any], home: Path, case: Case) -> None:
+    """Remembers after which call every run goes on, for `repeated`."""
+    case.continued += len(report["continued"])
+    case.started_over += len(report["started_over"])
+    snapshot = Repository.open(home / "repository").snapshot(report["number"])
+    lines = snapshot.part("gym/agent/agent").records("boundaries.jsonl", AgentBoundaryRecord)
+    calls = {line.rollout_id: finished_calls(line) for line in lines}
+    with (home / "continued.jsonl").open("a", encoding="utf-8") as out:
+        for rollout_id, attempt in report["continued"]:
+            out.write(json.dumps([rollout_id, attempt, calls[rollout_id]]) + "\n")
+
+
+def finished_calls(boundary: AgentBoundaryRecord) -> int:
+    """Number of the last call whose tools have run."""
+    assert boundary.last_committed_model_call_id is not None
+    pending = boundary.boundary_kind == "pending_model"
+    return number(boundary.last_committed_model_call_id) - pending
+
+
+def repeated(home: Path) -> list[str]:
+    """Mutations that happened twice in one run, or again after the cut that had them."""
+    made = read(home / MUTATIONS)
+    found = Counter((m["rollout_id"], m["attempt_index"], m["model_call_id"]) for m in made)
+    problems = [f"{key} was made {count} times" for key, count in found.items() if count > 1]
+    for rollout_id, attempt, call in read(home / "continued.jsonl"):
+        again = [
+            mutation["model_call_id"]
+            for mutation in made
+            if mutation["rollout_id"] == rollout_id
+            and mutation["attempt_index"] >= attempt
+            and number(mutation["model_call_id"]) <= call
+        ]
+        if again:
+            problems.append(f"run {attempt} of {rollout_id} made {again} again, cut after {call}")
+    return problems
+
+
+def read(path: Path) -> list[Any]:
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def number(call_id: str) -> int:
+    match = NUMBER.search(call_id)
+    assert match is not None, call_id
+    return int(match[0])
+
+
+def differences(wanted: dict[str, Any], found: dict[str, Any]) -> str:
+    return str([key for key in wanted if wanted[key] != found.get(key)])[:300]
+
+
+def main(names: list[str]) -> int:
+    root = Path(tempfile.mkdtemp(prefix="snapfmt-kills-"))
+    wanted = in_peace(root / "in-peace")
+    results = []
+    for place, name in enumerate(names or cases()):
+        try:
+            case = run_case(name, root / f"case-{place}", wanted)
+        except Exception as error:
+            case = Case(name, [f"{type(error).__name__}: {error}"])
+        results.append(case)
+        print(name, "ok" if not case.problems else case.problems, vars(case), flush=True)
+    bad = [case.name for case in results if case.problems]
+    print(json.dumps({"cases": len(results), "failed": bad, "root": str(root)}))
+    return 1 if bad else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
