@@ -113,8 +113,9 @@ def test_who_waits_for_whom_in_each_phase_of_a_save(plain: dict[str, Any], tmp_p
         "holds": holds,
         "batch_groups": 1,
         "max_buffered_groups": 6,
-        "step_s": 0.3,
-        "stall_timeout_s": 0.2,
+        # Slow enough that there is always something to train on and to put together.
+        "step_s": 0.5,
+        "finalize_s": 0.4,
     }
     with Child(config(tmp_path, **options)) as child:
         done = finish(child)

@@ -36,6 +36,7 @@ class LoopConfig(Record):
 
     tool_s: Annotated[Seconds, Field(description="Least time of a tool call.")] = 0.02
     generation_s: Annotated[Seconds, Field(description="Time of a batch of replies.")] = 0.02
+    finalize_s: Annotated[Seconds, Field(description="Least time to put a group together.")] = 0.0
     step_s: Annotated[Seconds, Field(description="Least time of a train step.")] = 0.2
     refit_s: Seconds = 0.01
     rollout_limit_s: Seconds = 600.0

@@ -1,6 +1,7 @@
 """The Single Controller: one actor that hosts the state, the pumps, the gate and the barrier."""
 
 import asyncio
+import logging
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -23,6 +24,12 @@ from snapfmt_coordinator.loop.ray_ports import (
 )
 from snapfmt_coordinator.loop.reports import restore_report, save_report
 from snapfmt_coordinator.loop.trip import EVENT, Trip
+from snapfmt_coordinator.sequence.metrics import restore_metrics, save_metrics
+from snapfmt_coordinator.sequence.ray_metrics import RayMetrics
+from snapfmt_coordinator.sequence.save import SaveResult
+from snapfmt_coordinator.sequence.timeline import render
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,6 +60,7 @@ class SingleController:
             queue=QueueDataPlane(),
         )
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._metrics = RayMetrics()
         trip = Trip(
             self._stopped,
             stop_at=config.stop_at,
@@ -65,7 +73,7 @@ class SingleController:
             Repository.open(Path(config.home) / "repository", create=True),
             trip,
             stalled=lambda seconds: self._tell("stalled", seconds=seconds),
-            saved=lambda result: self._tell("save", **save_report(result)),
+            saved=self._saved,
         )
 
     async def restore(self) -> dict[str, Any] | None:
@@ -73,7 +81,10 @@ class SingleController:
         self._loop = asyncio.get_running_loop()
         await self._gym.discover()
         result = await self._conductor.restore()
-        return None if result is None else restore_report(result)
+        if result is None:
+            return None
+        self._metrics.export(restore_metrics(result))
+        return restore_report(result)
 
     async def train(self) -> None:
         """Runs to the end."""
@@ -88,6 +99,12 @@ class SingleController:
     async def activity(self) -> list[list[Any]]:
         """Intervals of the parts that live here, see `activity.from_rows`."""
         return self._conductor.activity()
+
+    def _saved(self, result: SaveResult) -> None:
+        """After each save: its numbers, its steps for the log, and news for the driver."""
+        self._metrics.export(save_metrics(result))
+        _log.info("%s", render(result.timeline))
+        self._tell("save", **save_report(result))
 
     def _stopped(self, step: str) -> None:
         """The run stands at a step for good; called in any thread."""

@@ -1,5 +1,6 @@
 """The finalizer actor: token-capture rows in, canonical rows out."""
 
+import time
 from collections.abc import Sequence
 
 import numpy as np
@@ -18,11 +19,16 @@ from snapfmt_schemas.ledger import LedgerGroup
 from snapfmt_schemas.replay import ReplayGroup
 
 
-@ray.remote
+@ray.remote(concurrency_groups={"rows": 2})
 class FinalizerActor:
-    """Keeps the rows that it made until it is told to put them."""
+    """Keeps the rows that it made until it is told to put them.
 
-    def __init__(self) -> None:
+    Puts and clears have threads of their own: they run inside mutations, and a cut that waits
+    for them must not wait for a group that is being assembled.
+    """
+
+    def __init__(self, least_s: float) -> None:
+        self._least_s = least_s
         self._made: dict[str, list[Canonical]] = {}
 
     def ready(self) -> None:
@@ -31,6 +37,7 @@ class FinalizerActor:
 
     def prepare(self, group: LedgerGroup) -> ReplayGroup:
         """Reads and assembles; writes nothing."""
+        began = time.monotonic()
         runs = sealed_runs(group)
         keys = [key for _, run in runs for key in run.staging_keys]
         found = dict(zip(keys, ray_rows.get(STAGING_PARTITION, keys, NEEDED), strict=True))
@@ -39,8 +46,11 @@ class FinalizerActor:
             for rollout_id, run in runs
         ]
         self._made[group.group_id] = rows
+        # A real group takes longer than ours.
+        time.sleep(max(0.0, self._least_s - (time.monotonic() - began)))
         return replay_group(group, rows)
 
+    @ray.method(concurrency_group="rows")  # type: ignore[untyped-decorator]
     def put(self, group_id: str) -> None:
         """Writes the canonical rows of a prepared group."""
         rows = self._made.pop(group_id)
@@ -61,6 +71,7 @@ class FinalizerActor:
             [row.tag for row in rows],
         )
 
+    @ray.method(concurrency_group="rows")  # type: ignore[untyped-decorator]
     def clear(self, group_ids: Sequence[str]) -> int:
         """Clears all rows of these groups, also those of runs that were given up."""
         starts = tuple(f"{group_id}_g" for group_id in group_ids)

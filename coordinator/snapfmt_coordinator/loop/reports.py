@@ -3,6 +3,7 @@
 import json
 from typing import Any
 
+from snapfmt_coordinator.sequence.metrics import save_metrics
 from snapfmt_coordinator.sequence.restore import RestoreResult
 from snapfmt_coordinator.sequence.save import SaveResult
 from snapfmt_schemas.lines import to_value
@@ -23,6 +24,7 @@ def save_report(result: SaveResult) -> dict[str, Any]:
         "retired": list(result.retired),
         "notes": list(result.notes),
         "error": None if result.error is None else f"{result.error.code}: {result.error}",
+        "metrics": save_metrics(result),
         "timeline": to_value(result.timeline),
     }
 

@@ -216,7 +216,9 @@ class _Running:
         self._engine = _remote(GenerationEngine, name=ENGINE)(config.generation_s, config.refit_s)
         self._trainer = _remote(TrainerActor)(str(self._home / "trainer"), config.step_s)
         self._advantages = _remote(AdvantagePool)()
-        self._finalizers = [_remote(FinalizerActor)() for _ in range(config.finalizers)]
+        self._finalizers = [
+            _remote(FinalizerActor)(config.finalize_s) for _ in range(config.finalizers)
+        ]
         self._workers = [self._trainer, self._advantages, *self._finalizers]
 
     def _start_controller(self, ready: list[Any]) -> None:
