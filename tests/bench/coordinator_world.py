@@ -219,7 +219,6 @@ class World:
             keep_latest=1,
             retire=repository.retire,
         )
-        self.finished = 0
         self._name = name
         self._numbers = itertools.count()
         self._run_url = f"{urls[AGENT]}/run"
@@ -293,7 +292,6 @@ class World:
         answer = await self._answer(body)
         self.control.adopt(from_value(CompletionReceipt, answer["completion_receipt"]))
         self._staged += [call["staging_key"] for call in answer["manifest"]]
-        self.finished += 1
 
     async def _answer(self, body: dict[str, Any]) -> Any:
         assert self._session is not None
