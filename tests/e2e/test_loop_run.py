@@ -102,20 +102,21 @@ def test_a_killed_run_goes_on_and_comes_to_the_same(plain: dict[str, Any], tmp_p
     assert done["comparable"] == plain["comparable"]
 
 
-GYM_S, CUT_S, WRITE_S = 1.0, 0.6, 1.0
+GYM_S, CUT_S, WRITE_S = 2.0, 0.5, 0.6
 
 
 def test_who_waits_for_whom_in_each_phase_of_a_save(plain: dict[str, Any], tmp_path: Path) -> None:
     """The table of ten parts and three phases; each phase is held open for a while."""
     holds = {"save:prepare.after": GYM_S, "save:take_cut": CUT_S, "save:write": WRITE_S}
     options = {
-        "snapshot_attempt_interval_s": 0.5,
+        "snapshot_attempt_interval_s": 0.3,
         "holds": holds,
+        # A group that is finished between two saves is put together and trained in the Gym
+        # phase of the second one; since the buffer is small, that brings new runs to the gate.
         "batch_groups": 1,
-        "max_buffered_groups": 6,
-        # Slow enough that there is always something to train on and to put together.
-        "step_s": 0.5,
-        "finalize_s": 0.4,
+        "max_buffered_groups": 3,
+        "finalize_s": 1.0,
+        "step_s": 0.3,
     }
     with Child(config(tmp_path, **options)) as child:
         done = finish(child)

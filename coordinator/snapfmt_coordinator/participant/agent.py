@@ -9,6 +9,7 @@ from snapfmt_coordinator.participant import agent_part, parts, restoring
 from snapfmt_coordinator.participant.execution import AgentExecution
 from snapfmt_coordinator.participant.fence import GRACE_S, Fence
 from snapfmt_coordinator.participant.holding import CutHolder
+from snapfmt_coordinator.participant.naming import check_run
 from snapfmt_coordinator.participant.runs import Remembered, Run, Runs, State
 from snapfmt_coordinator.participant.tombstones import Tombstones
 from snapfmt_coordinator.protocol import v1
@@ -65,8 +66,10 @@ class AgentParticipant:
 
         Raises:
             ControlRefused: `agent_admission_closed` (try again after the resume),
-                `duplicate_execution`, `stale_attempt`.
+                `duplicate_execution`, `stale_attempt`, `invalid_request` for a name that no
+                snapshot can hold.
         """
+        check_run(rollout_id, attempt_index)
         what = _what(rollout_id, attempt_index)
         if self.fence.closed:
             raise refused(

@@ -12,6 +12,7 @@ from snapfmt_coordinator.participant.calls import Calls, ModelCall
 from snapfmt_coordinator.participant.fence import GRACE_S, Fence
 from snapfmt_coordinator.participant.holding import CutHolder
 from snapfmt_coordinator.participant.ledger import Ledger, LedgerCut, RunKey
+from snapfmt_coordinator.participant.naming import check_run
 from snapfmt_coordinator.participant.tombstones import Tombstones
 from snapfmt_coordinator.protocol import v1
 from snapfmt_coordinator.protocol.codes import refused
@@ -237,6 +238,7 @@ class ModelParticipant:
     # --- inside
 
     def _admit(self, key: RunKey) -> None:
+        check_run(*key)
         what = f"{key[0]} run {key[1]}"
         if self._closed(*key):
             raise refused("stale_attempt", "this run is over", what=what)

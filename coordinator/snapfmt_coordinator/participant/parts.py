@@ -11,7 +11,7 @@ from snapfmt.reading.snapshot import Part
 from snapfmt.reading.source import Source
 from snapfmt.repository import Repository
 from snapfmt.writing.part import PartWriter
-from snapfmt_coordinator.protocol.codes import Reason, refused
+from snapfmt_coordinator.protocol.codes import Reason, described, refused
 from snapfmt_coordinator.protocol.v1 import PublishedPart, ReferenceIndex
 from snapfmt_schemas.attempt import Receipt, Ticket
 
@@ -78,4 +78,4 @@ def failing_as(reason: Reason, doing: str) -> Iterator[None]:
             reason, f"{doing}: {error.code}: {error.message}", what=error.what, hint=error.hint
         ) from error
     except (OSError, ValueError) as error:
-        raise refused(reason, f"{doing}: {type(error).__name__}: {error}") from error
+        raise refused(reason, f"{doing}: {described(error)}") from error

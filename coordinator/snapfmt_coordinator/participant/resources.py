@@ -10,10 +10,11 @@ from snapfmt.reading.snapshot import Part
 from snapfmt_coordinator.participant import parts, restoring, sessions_part
 from snapfmt_coordinator.participant.fence import GRACE_S, Fence
 from snapfmt_coordinator.participant.holding import CutHolder
+from snapfmt_coordinator.participant.naming import check_run
 from snapfmt_coordinator.participant.sessions_part import SavedServer, SessionCut
 from snapfmt_coordinator.participant.tombstones import Tombstones
 from snapfmt_coordinator.protocol import v1
-from snapfmt_coordinator.protocol.codes import refused
+from snapfmt_coordinator.protocol.codes import described, refused
 from snapfmt_schemas.attempt import Ticket
 from snapfmt_schemas.resources import ResourceSnapshot
 
@@ -78,6 +79,7 @@ class ResourcesParticipant:
             ControlRefused: `resources_admission_closed` while frozen; `stale_attempt` for a run
                 that was retired or has a newer one.
         """
+        check_run(rollout_id, attempt_index)
         what = f"{rollout_id} run {attempt_index}"
         newest = self._newest.get(rollout_id, -1)
         if attempt_index < newest or self._closed.covers(rollout_id, attempt_index):
@@ -282,7 +284,7 @@ class ResourcesParticipant:
             except Exception as error:
                 raise refused(
                     "resources_checkpoint_error",
-                    f"the sessions were not installed: {type(error).__name__}: {error}",
+                    f"the sessions were not installed: {described(error)}",
                 ) from error
         for item in sessions:
             self._closed.close(item.rollout_id, item.attempt_index - 1)
@@ -297,5 +299,5 @@ def _exported(store: SessionStore) -> list[sessions_part.Session]:
     except Exception as error:
         raise refused(
             "resources_checkpoint_error",
-            f"the sessions were not exported: {type(error).__name__}: {error}",
+            f"the sessions were not exported: {described(error)}",
         ) from error

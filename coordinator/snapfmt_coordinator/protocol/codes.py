@@ -99,4 +99,15 @@ def internal(error: Exception) -> ControlRefused:
         return error
     if isinstance(error, SnapfmtError):
         return refused("internal_error", f"{error.code}: {error.message}", what=error.what)
-    return refused("internal_error", f"{type(error).__name__}: {error}")
+    return refused("internal_error", described(error))
+
+
+def described(error: Exception) -> str:
+    """What may be told of a foreign error: its text can hold state, and state can be secret."""
+    if isinstance(error, ValidationError):
+        first = error.errors(include_input=False, include_url=False, include_context=False)[0]
+        place = ".".join(str(item) for item in first["loc"])
+        return f"{error.title}: {place}: {first['msg']}"
+    if isinstance(error, OSError) and error.strerror:
+        return f"{type(error).__name__}: {error.strerror}"
+    return type(error).__name__

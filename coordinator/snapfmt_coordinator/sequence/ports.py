@@ -128,7 +128,11 @@ class Gym(Protocol):
         source_checkpoint_id: str,
         observe: Observe | None = None,
     ) -> object:
-        """Installs the saved state everywhere, every run as its next one; all stay paused."""
+        """Installs the saved state everywhere, every run as its next one; all stay paused.
+
+        All or nothing: when one server fails or refuses, the others let go of what they had
+        installed before the error is raised.
+        """
         ...
 
     async def discard(

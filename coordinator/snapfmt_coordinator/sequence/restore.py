@@ -195,11 +195,15 @@ class _Restore:
             await self._done(before(time.time() + self.load_s, "rows", work), self.rows.unload)
 
     async def _load_gym(self, gym: Gym) -> None:
+        restored = False
+
         async def give_up() -> None:
-            # Their runs first, so that none goes on when the servers open. They are refused
-            # from now on: a server that was opened does not go back to being fresh.
+            # Only what this restore installed: a server that refused it may run something live,
+            # and what the others had installed they let go of when Gym's restore failed. Retired
+            # runs are refused from now on: an opened server does not go back to being fresh.
             try:
-                await gym.retire(self._installed())
+                if restored:
+                    await gym.retire(self._installed())
             finally:
                 await self._open(gym)
 
@@ -218,6 +222,7 @@ class _Restore:
                     observe=observer(self.recorder),
                 ),
             )
+            restored = True
 
     async def _assign(self) -> None:
         controller = self.selected.controller

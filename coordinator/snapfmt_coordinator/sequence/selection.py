@@ -105,10 +105,11 @@ def _read(
     passed: tuple[tuple[int, str], ...],
 ) -> Selected:
     snapshot = repository.snapshot(number)
+    record, gym = records.of_snapshot(snapshot), records.gym_of_snapshot(snapshot)
+    # First: a snapshot without Gym has no topology, and would be refused for that.
+    _require_gym(snapshot, record, gym, live=wanted.gym)
     snapshot.require(wanted.fingerprints)
     _require_anchor(snapshot, wanted.anchor)
-    record, gym = records.of_snapshot(snapshot), records.gym_of_snapshot(snapshot)
-    _require_gym(snapshot, record, gym, live=wanted.gym)
     if damage := repository.verify(number, deep=wanted.deep).damage:
         raise FormatError(
             f"{len(damage)} damaged: {damage[0].path}: {damage[0].message}", what=snapshot.name

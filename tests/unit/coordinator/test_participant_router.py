@@ -324,7 +324,7 @@ def test_an_error_that_nobody_foresaw_is_told_without_its_trace(
             with caplog.at_level(logging.ERROR):
                 answer = await client.post(path, retire)
             assert code(answer) == "internal_error"
-            assert answer[1]["error"]["message"] == "ZeroDivisionError: in the store"
+            assert answer[1]["error"]["message"] == "ZeroDivisionError"
             assert "a-test-token" not in caplog.text
             assert "ZeroDivisionError" in caplog.text
             del store.drop
