@@ -295,7 +295,8 @@ class ResourcesParticipant:
 
 def _exported(store: SessionStore) -> list[sessions_part.Session]:
     try:
-        return list(store.export())
+        # Taken apart here, so that a store that gives something else is told so.
+        return [(name, number, rev, state) for name, number, rev, state in store.export()]
     except Exception as error:
         raise refused(
             "resources_checkpoint_error",

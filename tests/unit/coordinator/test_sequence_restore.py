@@ -487,6 +487,10 @@ def test_gym_takes_part_on_both_sides_or_on_none(stage: Stage) -> None:
     # Not passed over, although an older one would do: half of the state would be lost unnoticed.
     stage.maker.publish({}, gym=False, topology=True)
     stage.refused(RestoreRefused, "saved without Gym")
+    # Nor is it passed over for its missing topology while an older one has everything.
+    stage.maker.publish()
+    stage.maker.publish({}, gym=False)
+    stage.refused(RestoreRefused, "saved without Gym")
 
 
 def test_a_storage_that_fails_does_not_lead_to_an_older_snapshot(stage: Stage) -> None:
