@@ -10,6 +10,7 @@ import re
 import sys
 import tempfile
 import time
+from bisect import bisect_right
 from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -69,18 +70,21 @@ def in_peace(home: Path) -> dict[str, Any]:
 def run_case(name: str, home: Path, wanted: dict[str, Any]) -> Case:
     """All stops of a case, then a life to the end."""
     case, begun = Case(name), time.monotonic()
+    lives: list[int] = []
     for stop in name.split("+"):
         step, _, turn = stop.partition("@")
         options = {"stop_at": step, "stop_on": int(turn or 1)}
+        lives.append(len(read(home / MUTATIONS)))
         with Child(config(home, snapshot_attempt_interval_s=INTERVAL_S, **options)) as child:
             last = hear(child, home, case)
             child.kill()
         case.stopped += last["event"] == "at"
+    lives.append(len(read(home / MUTATIONS)))
     with Child(config(home, snapshot_attempt_interval_s=INTERVAL_S)) as child:
         last = hear(child, home, case)
     if last["comparable"] != wanted:
         case.problems.append(f"another result: {differences(wanted, last['comparable'])}")
-    case.problems += repeated(home)
+    case.problems += repeated(home, lives)
     report = Repository.open(home / "repository").verify(deep=True)
     case.problems += [f"{item.path}: {item.message}" for item in report.damage]
     case.seconds = time.monotonic() - begun
@@ -115,10 +119,17 @@ def finished_calls(boundary: AgentBoundaryRecord) -> int:
     return number(boundary.last_committed_model_call_id) - pending
 
 
-def repeated(home: Path) -> list[str]:
-    """Mutations that happened twice in one run, or again after the cut that had them."""
+def repeated(home: Path, lives: list[int]) -> list[str]:
+    """Mutations that happened twice in one life, or again after the cut that had them.
+
+    `lives` has the length of the log at the begin of each life. A rollout that no snapshot knew
+    begins with run 0 again in the next life, so runs of different lives are not compared.
+    """
     made = read(home / MUTATIONS)
-    found = Counter((m["rollout_id"], m["attempt_index"], m["model_call_id"]) for m in made)
+    found = Counter(
+        (bisect_right(lives, place), m["rollout_id"], m["attempt_index"], m["model_call_id"])
+        for place, m in enumerate(made)
+    )
     problems = [f"{key} was made {count} times" for key, count in found.items() if count > 1]
     for rollout_id, attempt, call in read(home / "continued.jsonl"):
         again = [

@@ -43,7 +43,16 @@ def test_a_repeated_effect_is_seen(
 ) -> None:
     write(tmp_path / kills.MUTATIONS, [mutation(call, attempt) for call, attempt in made])
     write(tmp_path / "continued.jsonl", [["r_g0", 1, cut]])
-    assert (expected in str(kills.repeated(tmp_path))) if expected else not kills.repeated(tmp_path)
+    found = kills.repeated(tmp_path, [0])
+    assert (expected in str(found)) if expected else not found
+
+
+def test_a_rollout_that_no_snapshot_knew_may_begin_again_in_the_next_life(
+    kills: ModuleType, tmp_path: Path
+) -> None:
+    write(tmp_path / kills.MUTATIONS, [mutation(1), mutation(2), mutation(1), mutation(2)])
+    assert kills.repeated(tmp_path, [0, 2]) == []
+    assert kills.repeated(tmp_path, [0]) != []
 
 
 def test_there_is_a_case_for_every_step(kills: ModuleType) -> None:

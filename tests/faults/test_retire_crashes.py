@@ -259,7 +259,7 @@ def test_an_omission_is_noticed(
 SAVE_AND_KEEP = """
 import itertools, sys
 from snapfmt import Repository
-from snapfmt.errors import CommitConflict, NotFoundError
+from snapfmt.errors import ConflictError, NotFoundError
 from snapfmt.testing.samples import save, save_on
 repository = Repository.open(sys.argv[1])
 print("begun", flush=True)
@@ -270,7 +270,7 @@ for value in itertools.count():
             save_on(repository, newest.number, value=value * 100 + int(sys.argv[2]))
         else:
             save(repository, value=value)
-    except (CommitConflict, NotFoundError):
+    except (ConflictError, NotFoundError):
         pass
     repository.keep_latest(3)
 """
