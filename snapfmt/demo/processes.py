@@ -7,13 +7,14 @@ import sys
 from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import snapfmt
 import snapfmt_schemas
 from snapfmt.errors import ParticipantFailed
 
-_KILL_WAIT_S = 10.0
+_KILL_WAIT_S = 15.0
 
 
 class Child:
@@ -27,7 +28,7 @@ class Child:
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=self._log,
-            env=_environment(),
+            env=environment(snapfmt, snapfmt_schemas),
             start_new_session=True,
         )
 
@@ -54,31 +55,38 @@ class Child:
 
     def kill(self) -> int:
         """SIGKILL for it and all that it started, by process id; returns how many."""
-        psutil: Any = import_module("psutil")
-
-        victims = []
-        try:
-            parent = psutil.Process(self._process.pid)
-            victims = [parent, *parent.children(recursive=True)]
-        except psutil.NoSuchProcess:
-            pass
-        # First it cannot react, then nothing below it can start anything anew.
-        for process in victims:
-            try:
-                process.kill()
-            except psutil.NoSuchProcess:
-                continue
-        psutil.wait_procs(victims, timeout=_KILL_WAIT_S)
-        self._process.wait()
+        killed = kill_tree(self._process)
         if self._process.stdout is not None:
             self._process.stdout.close()
         self._log.close()
-        return len(victims)
+        return killed
 
 
-def _environment() -> dict[str, str]:
-    """Ours, with the import paths of this very library first."""
-    paths = [str(Path(str(module.__file__)).parents[1]) for module in (snapfmt, snapfmt_schemas)]
+def kill_tree(process: subprocess.Popen[bytes]) -> int:
+    """SIGKILL for a process and all below it, by process id; returns how many."""
+    psutil: Any = import_module("psutil")
+
+    victims: list[Any] = []
+    try:
+        parent = psutil.Process(process.pid)
+        # Some below it may have sessions of their own, but they are its descendants.
+        victims = [parent, *parent.children(recursive=True)]
+    except psutil.NoSuchProcess:
+        pass
+    # First it cannot react, then nothing below it can start anything anew.
+    for victim in victims:
+        try:
+            victim.kill()
+        except psutil.NoSuchProcess:
+            continue
+    psutil.wait_procs(victims, timeout=_KILL_WAIT_S)
+    process.wait()
+    return len(victims)
+
+
+def environment(*modules: ModuleType) -> dict[str, str]:
+    """Ours, with the import paths of these very packages first."""
+    paths = [str(Path(str(module.__file__)).parents[1]) for module in modules]
     paths += [os.environ["PYTHONPATH"]] if os.environ.get("PYTHONPATH") else []
     return {
         **os.environ,

@@ -2,7 +2,6 @@
 
 import json
 import random
-import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -94,10 +93,10 @@ class _Story:
     def tell(self) -> StoryReport:
         options = self._options
         rollouts = options.prompts * options.generations
-        self._say(f"A run of {rollouts} rollouts of up to {options.max_turns} turns, in peace.")
+        self._out(f"A run of {rollouts} rollouts of up to {options.max_turns} turns, in peace.")
         with Child(options.config(self._home / "in-peace", snapshots=False)) as child:
             wanted = self._until_done(child)["comparable"]
-        self._say(f"The same run, with a snapshot every {options.interval_s:g} s.")
+        self._out(f"The same run, with a snapshot every {options.interval_s:g} s.")
         for kill in range(options.kills):
             if not self._killed(kill):
                 break
@@ -131,10 +130,9 @@ class _Story:
                     return False
                 if event["event"] == "save" and event["outcome"] == "completed":
                     break
-            timer = threading.Event()
-            timer.wait(self._random.uniform(0.2, 1.2))
+            time.sleep(self._random.uniform(0.2, 1.2))
             processes = child.kill()
-        self._say(
+        self._out(
             f"kill -9, number {number + 1}: the run and its {processes - 1} processes are gone."
         )
         return True
@@ -155,10 +153,10 @@ class _Story:
 
     def _saved(self, save: dict[str, Any]) -> None:
         if save["outcome"] != "completed":
-            self._say(f"  save: {save['outcome']}, {save['reason']}")
+            self._out(f"  save: {save['outcome']}, {save['reason']}")
             return
         first = sum(item["outcome"] == "completed" for item in self._saves) == 1
-        self._say(
+        self._out(
             f"  snapshot {save['number']}: rollouts stood for {_ms(pause_s(save))} after they had"
             f" parked, rows for {_ms(save['held_s'])}; published after {save['total_s']:.2f} s"
         )
@@ -166,20 +164,20 @@ class _Story:
             self._out(render(PhaseTimeline.model_validate_json(json.dumps(save["timeline"]))))
 
     def _restored(self, report: dict[str, Any]) -> None:
-        self._say(
+        self._out(
             f"  restored snapshot {report['number']} (train step {report['train_step']})"
             f" in {report['total_s']:.2f} s"
         )
         for number, why in report["passed_over"]:
-            self._say(f"    passed over snapshot {number}: {why}")
+            self._out(f"    passed over snapshot {number}: {why}")
         calls = self._calls(report["number"])
         self._continued += len(report["continued"])
         self._over += len(report["started_over"])
         for rollout, attempt in report["continued"][:SHOWN]:
-            self._say(f"    {rollout}, run {attempt}: goes on after {calls.get(rollout, '?')}")
+            self._out(f"    {rollout}, run {attempt}: goes on after {calls.get(rollout, '?')}")
         self._more(report["continued"])
         for rollout, attempt in report["started_over"][:SHOWN]:
-            self._say(f"    {rollout}, run {attempt}: starts over, its {RESTART_ONLY} is gone")
+            self._out(f"    {rollout}, run {attempt}: starts over, its {RESTART_ONLY} is gone")
         self._more(report["started_over"])
 
     def _calls(self, number: int) -> dict[str, str]:
@@ -193,7 +191,7 @@ class _Story:
 
     def _more(self, items: list[Any]) -> None:
         if len(items) > SHOWN:
-            self._say(f"    and {len(items) - SHOWN} more")
+            self._out(f"    and {len(items) - SHOWN} more")
 
     def _compare(self, wanted: dict[str, Any], found: dict[str, Any]) -> None:
         differences = [
@@ -205,23 +203,20 @@ class _Story:
             raise CorruptError(f"the restored run came to another result: {differences}")
 
     def _summary(self, report: StoryReport) -> None:
-        self._say("")
-        self._say(
+        self._out("")
+        self._out(
             f"Equal: {report.rollouts} rollouts, {report.turns} turns: every reward, token row and"
             " tool state, and every group was trained exactly once."
         )
-        self._say(
+        self._out(
             f"{report.saves} snapshots, {report.continued} rollouts went on in the middle,"
             f" {report.started_over} started over; the longest pause was"
             f" {_ms(report.longest_pause_s)}; {report.seconds:.0f} s in all."
         )
-        self._say("")
-        self._say("Try next:")
+        self._out("")
+        self._out("Try next:")
         for command in ("ls {}", "report {}", "tree {} latest", "verify {}"):
-            self._say(f"  snapfmt {command.format(report.repository)}")
-
-    def _say(self, text: str) -> None:
-        self._out(text)
+            self._out(f"  snapfmt {command.format(report.repository)}")
 
 
 def pause_s(save: dict[str, Any]) -> float:

@@ -1,11 +1,9 @@
 """A run in a child process with everything that it starts: hear it, kill all of it."""
 
 import json
-import os
 import subprocess
 import sys
 from collections.abc import Iterator
-from importlib import import_module
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self
@@ -13,12 +11,12 @@ from typing import Any, Final, Self
 import snapfmt
 import snapfmt_coordinator
 import snapfmt_schemas
+from snapfmt.demo.processes import environment, kill_tree
 from snapfmt.errors import DeadlineExceeded, ParticipantFailed
 from snapfmt_coordinator.loop.config import LoopConfig
 from snapfmt_coordinator.loop.run import Restore
 from snapfmt_coordinator.loop.trip import EVENT
 
-KILL_WAIT_S: Final = 15.0
 WORKER: Final = "snapfmt_coordinator.loop.worker"
 
 
@@ -37,7 +35,7 @@ class Child:
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=self._log,
-            env=_environment(),
+            env=environment(snapfmt, snapfmt_schemas, snapfmt_coordinator),
             start_new_session=True,
         )
 
@@ -100,37 +98,8 @@ class Child:
 
     def kill(self) -> int:
         """SIGKILL for it and all that it started, by process id; returns how many."""
-        psutil: Any = import_module("psutil")
-
-        victims: list[Any] = []
-        try:
-            parent = psutil.Process(self._process.pid)
-            # Servers and actors may have sessions of their own, but they are its descendants.
-            victims = [parent, *parent.children(recursive=True)]
-        except psutil.NoSuchProcess:
-            pass
-        # First it cannot react, then nothing below it can start anything anew.
-        for process in victims:
-            try:
-                process.kill()
-            except psutil.NoSuchProcess:
-                continue
-        psutil.wait_procs(victims, timeout=KILL_WAIT_S)
-        self._process.wait()
+        killed = kill_tree(self._process)
         if self._process.stdout is not None:
             self._process.stdout.close()
         self._log.close()
-        return len(victims)
-
-
-def _environment() -> dict[str, str]:
-    """Ours, with the import paths of these very libraries first."""
-    modules = (snapfmt, snapfmt_schemas, snapfmt_coordinator)
-    paths = [str(Path(str(module.__file__)).parents[1]) for module in modules]
-    paths += [os.environ["PYTHONPATH"]] if os.environ.get("PYTHONPATH") else []
-    return {
-        **os.environ,
-        "PYTHONPATH": os.pathsep.join(paths),
-        "RAY_USAGE_STATS_ENABLED": "0",
-        "TQ_LOGGING_LEVEL": "ERROR",
-    }
+        return killed
