@@ -2,7 +2,7 @@
 # Makes .venv and installs snapfmt into it, editable. Usage: .ci/setup.sh demo|dev
 #
 #   demo   what `snapfmt demo` needs: torch, Ray, TransferQueue, the terminal output
-#   dev    the same, and what the tests and the checks need
+#   dev    the same, and what the tests and the checks need; S3 servers in .venv/s3-servers
 #
 # Runs again in a moment: a stamp names what was installed, for which Python, from which folder.
 #
@@ -14,7 +14,7 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 profile=${1:-dev}
 case "$profile" in
   demo) extras=coordinator,torch,ray,transfer-queue,cli ;;
-  dev) extras=coordinator,torch,ray,transfer-queue,cli,zarr,test,dev ;;
+  dev) extras=coordinator,torch,ray,transfer-queue,cli,s3,zarr,test,dev ;;
   *) echo "usage: .ci/setup.sh demo|dev" >&2; exit 2 ;;
 esac
 
@@ -55,7 +55,7 @@ key() {
 import hashlib, pathlib, sys
 
 digest = hashlib.sha256()
-for name in ("pyproject.toml", "snapfmt/_version.py", ".ci/setup.sh"):
+for name in ("pyproject.toml", "snapfmt/_version.py", ".ci/setup.sh", ".ci/s3-servers.txt"):
     digest.update(pathlib.Path(name).read_bytes() + b"\0")
 print(*sys.argv[1:], sys.version.split()[0], digest.hexdigest(), sep="|")
 PYTHON
@@ -73,7 +73,7 @@ up_to_date() {
 }
 
 # What pip says goes to a log: a configured source that lacks a package costs a line per package.
-pip_install() { "$python" -m pip install --progress-bar off "$@" >"$venv/snapfmt-setup.log" 2>&1; }
+pip_install() { "$python" -m pip ${into:+--python "$into"} install --progress-bar off "$@" >"$venv/snapfmt-setup.log" 2>&1; }
 
 install() {
   pip_install "$@" && return
@@ -132,5 +132,12 @@ fi
 install_torch
 say "installing snapfmt[$extras], editable; the first time takes a few minutes"
 install --editable ".[$extras]"
+if [ "$profile" = dev ]; then
+  # Apart from the rest: their own needs must not decide which versions the tests run with.
+  say "installing the S3 servers of the tests"
+  rm -rf "$venv/s3-servers"
+  "$python" -m venv --without-pip "$venv/s3-servers"
+  into=$venv/s3-servers/bin/python install --requirement .ci/s3-servers.txt
+fi
 key "$profile" > "$venv/.snapfmt-$profile"
 say "done in $((SECONDS - started)) s"

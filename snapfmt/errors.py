@@ -15,7 +15,7 @@
     ├── InputError           the caller's value cannot be stored
     │     UnsupportedValue, InvalidRecord
     ├── StorageError         the storage backend failed
-    │     StorageFull, StorageReadOnly, StorageDenied
+    │     StorageFull, StorageReadOnly, StorageDenied, StorageUnavailable
     └── AttemptError         this save attempt is over
           LeaseExpired, AttemptClosed, CutInconsistent, DeadlineExceeded, ParticipantFailed
 
@@ -252,6 +252,16 @@ class StorageDenied(StorageError):
     """The process lacks a permission."""
 
     code = "StorageDenied"
+
+
+class StorageUnavailable(StorageError):
+    """No usable answer came, also after trying again; `sent`: it may have been carried out."""
+
+    code = "StorageUnavailable"
+
+    def __init__(self, message: str, *, what: str = "", hint: str = "", sent: bool = True) -> None:
+        super().__init__(message, what=what, hint=hint)
+        self.sent = sent
 
 
 class AttemptError(SnapfmtError):

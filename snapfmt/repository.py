@@ -4,29 +4,27 @@ import os
 import secrets
 import socket
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from snapfmt._version import __version__
 from snapfmt.errors import (
     ConflictError,
-    FingerprintMismatch,
     InputError,
     LeaseExpired,
-    NoMatch,
     NotPublished,
     SnapfmtError,
     SnapshotExists,
     StoreNotFound,
-    UnsupportedFeature,
 )
 from snapfmt.format import canonical, compat, layout
 from snapfmt.limits import DEFAULT_LIMITS, Limits
+from snapfmt.reading.newest import Selection, newest
 from snapfmt.reading.report import VerifyReport
 from snapfmt.reading.snapshot import Snapshot
 from snapfmt.reading.verify import Progress, verify
-from snapfmt.storage.local import LocalStore
+from snapfmt.storage.base import Store
+from snapfmt.storage.urls import open_store
 from snapfmt.writing.attempt import Attempt, reclaim, without_lease
 from snapfmt.writing.owner import current_owner, is_dead
 from snapfmt.writing.part import PartWriter, decode_ticket
@@ -41,18 +39,10 @@ LEASE_SECONDS = 3600.0
 """How long an attempt may run before another save may take it over."""
 
 
-@dataclass(frozen=True, slots=True)
-class Selection:
-    """The newest snapshot that fits, and why newer ones were passed over."""
-
-    snapshot: Snapshot
-    passed_over: tuple[tuple[int, str], ...]
-
-
 class Repository:
-    """A folder that holds one run's snapshots."""
+    """A folder, or a prefix in a bucket, that holds one run's snapshots."""
 
-    def __init__(self, store: LocalStore, document: RepositoryDocument, *, limits: Limits) -> None:
+    def __init__(self, store: Store, document: RepositoryDocument, *, limits: Limits) -> None:
         self._store = store
         self._document = document
         self._limits = limits
@@ -62,13 +52,17 @@ class Repository:
     @classmethod
     def open(
         cls,
-        location: str | os.PathLike[str],
+        location: "str | os.PathLike[str] | Store",
         *,
         create: bool = False,
         limits: Limits = DEFAULT_LIMITS,
         repository_id: str | None = None,
+        storage_options: Mapping[str, Any] | None = None,
     ) -> "Repository":
-        """Open the repository at a path; with `create`, make it if there is none.
+        """Open the repository at a path or URL; with `create`, make it if there is none.
+
+        A location is a path, `s3://bucket/prefix` with the `storage_options` of s3fs, or a store
+        of one's own.
 
         Raises:
             StoreNotFound: If there is no repository.
@@ -76,12 +70,15 @@ class Repository:
             UnsupportedFilesystem: If it cannot be created safely here.
             StorageError: If the storage failed.
         """
-        store = LocalStore(_path(location), create=create)
+        if isinstance(location, (str, bytes, os.PathLike)):
+            store = open_store(location, create=create, storage_options=storage_options)
+        else:
+            store = location
         if store.size(layout.REPOSITORY_KEY) is None:
             if not create:
                 raise StoreNotFound(
                     "no snapfmt.json here",
-                    what=str(location),
+                    what=store.location,
                     hint="check the path, or create the repository with create=True",
                 )
             _create(store, repository_id)
@@ -94,27 +91,40 @@ class Repository:
         return cls(store, document, limits=limits)
 
     @classmethod
-    def create(cls, location: str | os.PathLike[str]) -> "Repository":
+    def create(
+        cls,
+        location: str | os.PathLike[str],
+        *,
+        storage_options: Mapping[str, Any] | None = None,
+    ) -> "Repository":
         """Make a new repository.
 
         Raises:
             ConflictError: If there is one already.
         """
-        path = _path(location)
-        if (path / layout.REPOSITORY_KEY).exists():
-            raise ConflictError("there is a repository already", what=str(location))
-        return cls.open(location, create=True)
+        store = open_store(location, create=True, storage_options=storage_options)
+        if store.size(layout.REPOSITORY_KEY) is not None:
+            raise ConflictError("there is a repository already", what=store.location)
+        return cls.open(store, create=True)
 
     @classmethod
-    def join(cls, ticket: Ticket | str | bytes, *, workers: int | None = None) -> PartWriter:
+    def join(
+        cls,
+        ticket: Ticket | str | bytes,
+        *,
+        workers: int | None = None,
+        storage_options: Mapping[str, Any] | None = None,
+    ) -> PartWriter:
         """A writer for the part that a ticket names; for a process that holds nothing else.
+
+        A ticket has no credentials: they come from the environment or `storage_options`.
 
         Raises:
             InputError: If the ticket is not one, or is another repository's.
             LeaseExpired: If the attempt is over.
         """
         known = ticket if isinstance(ticket, Ticket) else decode_ticket(ticket)
-        repository = cls.open(known.location)
+        repository = cls.open(known.location, storage_options=storage_options)
         if repository.id != known.repository_id:
             raise InputError("the ticket is for another repository", what=known.location)
         return PartWriter(repository._store, known, workers=workers)
@@ -131,11 +141,11 @@ class Repository:
 
     @property
     def location(self) -> str:
-        """Absolute path of the repository."""
+        """Absolute path or URL of the repository; holds no secret."""
         return self._store.location
 
     @property
-    def store(self) -> LocalStore:
+    def store(self) -> Store:
         """The storage backend."""
         return self._store
 
@@ -183,38 +193,14 @@ class Repository:
             NoMatch: If none fits; says of each one why.
             FingerprintMismatch: The same, where fingerprints alone were the reason.
         """
-        passed: list[tuple[int, str]] = []
-        differences: tuple[str, ...] = ()
-        only_fingerprints = True
-        for number in reversed(self.numbers()):
-            try:
-                snapshot = self.snapshot(number)
-                snapshot.require(fingerprints)
-                if verify_shallow or deep:
-                    report = verify(self._store, [snapshot], deep=deep)
-                    if damage := report.damage:
-                        raise NoMatch(
-                            f"{len(damage)} damaged: {damage[0].path}: {damage[0].message}"
-                        )
-                return Selection(snapshot, tuple(passed))
-            except FingerprintMismatch as error:
-                differences = differences or error.differences
-                passed.append((number, str(error)))
-            except SnapfmtError as error:
-                only_fingerprints = False
-                passed.append((number, str(error)))
-        reasons = "; ".join(f"snapshot {number}: {reason}" for number, reason in passed)
-        if passed and only_fingerprints:
-            raise FingerprintMismatch(
-                f"no snapshot fits this run: {reasons}",
-                what=self.location,
-                hint="restore with the run's old configuration, or start afresh",
-                differences=differences,
-            )
-        raise NoMatch(
-            f"no snapshot fits: {reasons or 'none was published'}",
-            what=self.location,
-            hint="run `snapfmt verify` on it" if passed else "save one first",
+        return newest(
+            self._store,
+            self.numbers(),
+            self.snapshot,
+            location=self.location,
+            fingerprints=fingerprints,
+            shallow=verify_shallow,
+            deep=deep,
         )
 
     def begin(
@@ -264,7 +250,9 @@ class Repository:
             owner=current_owner(socket.gethostname()),
         )
         self._store.create(layout.lease_key(lease.attempt_id), canonical.encode(lease))
-        self._store.open_workspace(layout.workspace_key(lease.attempt_id))
+        self._store.open_workspace(
+            layout.workspace_key(lease.attempt_id), publishes=layout.manifest_key(chosen)
+        )
         try:
             reference = self._reference(lease)
         except SnapfmtError:
@@ -363,18 +351,6 @@ class Repository:
         )
 
 
-def _path(location: str | os.PathLike[str]) -> Path:
-    if isinstance(location, bytes) or not isinstance(location, (str, os.PathLike)):
-        raise InputError("a location is a path as text", what=repr(location))
-    text = os.fspath(location)
-    if "://" in text and not text.startswith("file://"):
-        raise UnsupportedFeature(
-            "this version stores on local and shared file systems only",
-            what=text.split("://")[0],
-        )
-    return Path(text.removeprefix("file://"))
-
-
 def _check_number(value: object, name: str) -> None:
     if type(value) is not int:
         raise InputError(f"{name} is a whole number", what=repr(value))
@@ -384,7 +360,7 @@ def _is_seconds(value: object) -> bool:
     return type(value) in (int, float) and abs(float(str(value))) < MAX_LEASE_SECONDS
 
 
-def _create(store: LocalStore, repository_id: str | None) -> None:
+def _create(store: Store, repository_id: str | None) -> None:
     store.prepare()
     document = RepositoryDocument(
         repository_id=repository_id or secrets.token_hex(16),

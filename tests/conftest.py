@@ -2,10 +2,15 @@
 
 import importlib.util
 import os
+import uuid
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
+
+from snapfmt.testing import s3_servers
+from snapfmt.testing.s3_servers import S3Server
 
 # Before anything imports Ray or TransferQueue: workers inherit the environment.
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
@@ -20,6 +25,10 @@ settings.register_profile(
 )
 settings.load_profile("ci" if os.environ.get("CI") else "default")
 
+# The profile of whoever runs the tests must not reach them, nor a request leave the machine.
+os.environ["AWS_EC2_METADATA_DISABLED"] = "true"
+os.environ["AWS_CONFIG_FILE"] = os.environ["AWS_SHARED_CREDENTIALS_FILE"] = os.devnull
+
 CLUSTER_NEEDS = ("ray", "torch", "transfer_queue")
 
 
@@ -27,6 +36,33 @@ CLUSTER_NEEDS = ("ray", "torch", "transfer_queue")
 def root() -> Path:
     """Folder of the checkout."""
     return Path(__file__).resolve().parents[1]
+
+
+@pytest.fixture(scope="session")
+def seaweedfs() -> Iterator[S3Server]:
+    """A real S3 store."""
+    with s3_servers.seaweedfs() as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def ministack() -> Iterator[S3Server]:
+    """A light S3 server in memory."""
+    with s3_servers.ministack() as server:
+        yield server
+
+
+@pytest.fixture(params=["seaweedfs", "ministack"])
+def s3_server(request: pytest.FixtureRequest) -> S3Server:
+    """Each S3 server that honours conditions."""
+    server: S3Server = request.getfixturevalue(request.param)
+    return server
+
+
+@pytest.fixture
+def bucket_url() -> Callable[[], str]:
+    """Makes URLs of prefixes that nothing else uses."""
+    return lambda: f"s3://{s3_servers.BUCKET}/{uuid.uuid4().hex}/run"
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -1,9 +1,32 @@
 """What a storage backend must do: keys and bytes, and nothing else (spec/v1/02-storage.md)."""
 
 from collections.abc import Iterable, Iterator
-from typing import Protocol
+from typing import Final, Protocol
+
+from snapfmt.errors import FormatError
 
 Buffer = bytes | bytearray | memoryview
+OBJECTS: Final = "objects"
+"""The folder of content-named objects."""
+PUBLISHED: Final = "manifest.json"
+"""The document whose creation is a publication."""
+
+
+def is_closed(key: str, size: int) -> bool:
+    """Whether it only keeps a name taken: an empty manifest is not there, to every reader."""
+    return size == 0 and key.rpartition("/")[2] == PUBLISHED
+
+
+def check_key(key: str) -> list[str]:
+    """The steps of a key.
+
+    Raises:
+        FormatError: If it is not a relative, normalised path.
+    """
+    steps = key.split("/")
+    if not key or any(step in ("", ".", "..") or "\0" in step for step in steps):
+        raise FormatError("key is not a relative, normalised path", what=key)
+    return steps
 
 
 class Sink(Protocol):
@@ -33,6 +56,14 @@ class Store(Protocol):
     @property
     def capabilities(self) -> dict[str, bool]:
         """What was probed."""
+
+    def prepare(self) -> None:
+        """Find out, once, whether a safe publication is possible here; before the first write.
+
+        Raises:
+            UnsupportedFilesystem: If it is not.
+            StorageError: If it cannot be written.
+        """
 
     def get(self, key: str, *, limit: int) -> bytes:
         """The whole object.
@@ -75,8 +106,11 @@ class Store(Protocol):
     def delete(self, key: str) -> None:
         """Remove a document or object if it is there."""
 
-    def open_workspace(self, key: str) -> None:
+    def open_workspace(self, key: str, *, publishes: str) -> None:
         """Make a folder for the temporary files of one attempt.
+
+        `publishes` is the one document that may be published through it. An id in the key that
+        nobody else uses is the caller's duty where a backend cannot open exclusively.
 
         Raises:
             ConflictError: If it exists.
@@ -85,10 +119,13 @@ class Store(Protocol):
     def has_workspace(self, key: str) -> bool:
         """Whether the workspace is still there, not fenced."""
 
-    def fence_workspace(self, key: str) -> bool:
+    def fence_workspace(self, key: str, *, by_owner: bool = False) -> bool:
         """Take a workspace away from its owner: no write or publication through it can follow.
 
-        Returns whether it was there. What lay in it stays readable under `journal`.
+        `by_owner`: the caller is the owner, and no publication of its own is on its way.
+
+        Returns whether it was there. What lay in it stays readable under `journal`. The name
+        that its owner might publish may be closed by it (see `is_closed`).
         """
 
     def drop_workspace(self, key: str) -> None:
@@ -118,7 +155,9 @@ class Store(Protocol):
         """
 
     def unpublish(self, folder: str, name: str, kept_as: str) -> None:
-        """Give `folder/name` the name `folder/kept_as`, in one step; the folder stays.
+        """Give `folder/name` the name `folder/kept_as`; the folder stays taken.
+
+        The name goes in one step; before it, both may be there.
 
         Raises:
             MissingObject: If there is no `folder/name`.

@@ -1,8 +1,10 @@
-"""Operating system errors as typed errors; every backend on a file system uses these."""
+"""What backends have in common to say when something fails."""
 
 import errno
 
 from snapfmt.errors import (
+    CorruptObject,
+    LeaseExpired,
     MissingObject,
     SnapfmtError,
     StorageDenied,
@@ -31,3 +33,23 @@ def typed(error: OSError, what: str) -> SnapfmtError:
         hint = "snapfmt never follows links inside a repository"
         return StorageError("a link stands where a file must be", what=what, hint=hint)
     return StorageError(f"storage failed: {reason}", what=what)
+
+
+def truncated(key: str, expected: int, got: int) -> CorruptObject:
+    """The error for an object that ends before a range does."""
+    return CorruptObject(
+        "object is truncated",
+        what=key,
+        expected=f"at least {expected} bytes",
+        got=f"{got} bytes",
+        hint="run `snapfmt verify`; restore an older snapshot",
+    )
+
+
+def workspace_gone(workspace: str) -> LeaseExpired:
+    """The error for a workspace that is not there, or not any more."""
+    return LeaseExpired(
+        "the attempt was abandoned or taken over; nothing was published",
+        what=workspace,
+        hint="start a new save",
+    )

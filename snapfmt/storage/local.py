@@ -17,16 +17,14 @@ from pathlib import Path
 
 from snapfmt.errors import (
     ConflictError,
-    CorruptObject,
-    FormatError,
-    LeaseExpired,
     LimitExceeded,
+    MissingObject,
     OutcomeUnknownError,
     StoreNotFound,
     UnsupportedFilesystem,
 )
-from snapfmt.storage.base import Buffer
-from snapfmt.storage.faults import typed
+from snapfmt.storage.base import PUBLISHED, Buffer, check_key, is_closed
+from snapfmt.storage.faults import truncated, typed, workspace_gone
 from snapfmt.storage.posix import (
     create_unnamed,
     fsync_directory,
@@ -106,16 +104,17 @@ class LocalStore:
         with self._reading(key) as descriptor:
             # The size is checked first, so that a lie about it never becomes an allocation.
             if offset + size > os.fstat(descriptor).st_size:
-                raise _short(key, offset + size, os.fstat(descriptor).st_size)
+                raise truncated(key, offset + size, os.fstat(descriptor).st_size)
             return _read(descriptor, offset, size, key)
 
     def size(self, key: str) -> int | None:
         """Size of the regular file, or None."""
         self._path(key)
         try:
-            return size_beneath(self._root, key)
+            size = size_beneath(self._root, key)
         except OSError as error:
             raise typed(error, key) from error
+        return None if size is None or is_closed(key, size) else size
 
     def walk(self, prefix: str) -> Iterator[tuple[str, int]]:
         """Every regular file below a folder, in order; links are listed and never followed."""
@@ -129,17 +128,20 @@ class LocalStore:
                 raise typed(error, key) from error
             if stat.S_ISDIR(status.st_mode):
                 yield from self.walk(key)
-            else:
+            elif not (stat.S_ISREG(status.st_mode) and is_closed(key, status.st_size)):
                 yield key, status.st_size
 
     def names(self, prefix: str) -> list[str]:
         """Names directly under a folder."""
         try:
-            return sorted(os.listdir(self._path(prefix) if prefix else self._root))
+            found = sorted(os.listdir(self._path(prefix) if prefix else self._root))
         except (FileNotFoundError, NotADirectoryError):
             return []
         except OSError as error:
             raise typed(error, prefix) from error
+        if PUBLISHED in found and prefix and size_beneath(self._root, f"{prefix}/{PUBLISHED}") == 0:
+            found.remove(PUBLISHED)
+        return found
 
     def create(self, key: str, data: Buffer) -> None:
         """Write a document unless it exists: a hard link from a finished file without a name."""
@@ -177,8 +179,9 @@ class LocalStore:
         except OSError as error:
             raise typed(error, key) from error
 
-    def open_workspace(self, key: str) -> None:
-        """Make the folder of one attempt."""
+    def open_workspace(self, key: str, *, publishes: str) -> None:
+        """Make the folder of one attempt; a fence moves it, so nothing else need be known."""
+        del publishes
         path = self._path(key)
         try:
             path.parent.mkdir(exist_ok=True)
@@ -193,8 +196,9 @@ class LocalStore:
         """Whether the folder is there."""
         return self._path(key).is_dir()
 
-    def fence_workspace(self, key: str) -> bool:
+    def fence_workspace(self, key: str, *, by_owner: bool = False) -> bool:
         """Rename the folder: every later open, rename or publication through it fails."""
+        del by_owner
         path = self._path(key)
         try:
             path.rename(path.with_name(path.name + _FENCED))
@@ -254,14 +258,14 @@ class LocalStore:
             # The entry of the parent itself, should this be the first snapshot ever.
             fsync_directory(self._root)
         except FileNotFoundError as error:
-            raise _gone(workspace) from error
+            raise workspace_gone(workspace) from error
         except OSError as error:
             shutil.rmtree(staged, ignore_errors=True)
             raise typed(error, folder) from error
         try:
             staged.rename(target)
         except FileNotFoundError as error:
-            raise _gone(workspace) from error
+            raise workspace_gone(workspace) from error
         except OSError as error:
             shutil.rmtree(staged, ignore_errors=True)
             if error.errno in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR):
@@ -286,10 +290,7 @@ class LocalStore:
             raise typed(error, f"{folder}/{name}") from error
 
     def _path(self, key: str) -> Path:
-        parts = key.split("/")
-        if not key or any(part in ("", ".", "..") or "\0" in part for part in parts):
-            raise FormatError("key is not a relative, normalised path", what=key)
-        return self._root.joinpath(*parts)
+        return self._root.joinpath(*check_key(key))
 
     @contextlib.contextmanager
     def _reading(self, key: str) -> Iterator[int]:
@@ -299,6 +300,8 @@ class LocalStore:
         except OSError as error:
             raise typed(error, key) from error
         try:
+            if is_closed(key, os.fstat(descriptor).st_size):
+                raise MissingObject("not there", what=key)
             yield descriptor
         finally:
             os.close(descriptor)
@@ -315,7 +318,7 @@ class LocalSink:
             flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
             self._descriptor = os.open(self._path, flags, 0o644)
         except FileNotFoundError as error:
-            raise _gone(workspace.name) from error
+            raise workspace_gone(workspace.name) from error
         except OSError as error:
             raise typed(error, str(self._path)) from error
 
@@ -338,7 +341,7 @@ class LocalSink:
             os.close(os.open(note, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644))
             self._path.rename(target)
         except FileNotFoundError as error:
-            raise _gone(self._workspace.name) from error
+            raise workspace_gone(self._workspace.name) from error
         except OSError as error:
             raise typed(error, key) from error
 
@@ -370,26 +373,8 @@ def _read(descriptor: int, offset: int, size: int, key: str) -> bytes:
         while (done := sum(map(len, pieces))) < size:
             piece = os.pread(descriptor, size - done, offset + done)
             if not piece:
-                raise _short(key, offset + size, offset + done)
+                raise truncated(key, offset + size, offset + done)
             pieces.append(piece)
     except OSError as error:
         raise typed(error, key) from error
     return b"".join(pieces)
-
-
-def _short(key: str, expected: int, got: int) -> CorruptObject:
-    return CorruptObject(
-        "object is truncated",
-        what=key,
-        expected=f"at least {expected} bytes",
-        got=f"{got} bytes",
-        hint="run `snapfmt verify`; restore an older snapshot",
-    )
-
-
-def _gone(workspace: str) -> LeaseExpired:
-    return LeaseExpired(
-        "the attempt was abandoned or taken over; nothing was published",
-        what=workspace,
-        hint="start a new save",
-    )

@@ -11,7 +11,6 @@ Subclass it in a test module, name the class `Test...` and give it a `store` fix
 """
 
 import contextlib
-import hashlib
 import threading
 from collections.abc import Callable
 
@@ -20,45 +19,20 @@ import pytest
 from snapfmt.errors import (
     ConflictError,
     CorruptObject,
-    LeaseExpired,
     LimitExceeded,
     MissingObject,
     SnapfmtError,
 )
 from snapfmt.storage.base import Buffer, Store
+from snapfmt.testing.store_case import MANIFEST, WORKSPACE, object_key
+from snapfmt.testing.store_publication import PublicationSuite
 
 MIB = 1 << 20
 BAD_KEYS = ["", "/", "/x", "x/", "a//b", ".", "..", "../x", "a/../b", "a/./b", "a\0b", "a/.."]
-WORKSPACE = "attempts/a1"
 
 
-def object_key(data: bytes) -> str:
-    """A content-named key."""
-    name = hashlib.sha256(data).hexdigest()
-    return f"objects/{name[:2]}/{name}"
-
-
-class StoreSuite:
+class StoreSuite(PublicationSuite):
     """What `storage.base.Store` promises."""
-
-    @pytest.fixture
-    def store(self) -> Store:
-        """An empty store; a subclass gives it."""
-        raise NotImplementedError
-
-    @pytest.fixture
-    def again(self, store: Store) -> Callable[[], Store]:
-        """Opens the same place once more, as another process would."""
-        return lambda: store
-
-    def put(self, store: Store, data: bytes, workspace: str = WORKSPACE) -> str:
-        """Store an object through a workspace; returns its key."""
-        if not store.has_workspace(workspace):
-            store.open_workspace(workspace)
-        sink = store.sink(workspace, "object")
-        sink.write(data)
-        sink.finish(object_key(data))
-        return object_key(data)
 
     # Documents
 
@@ -99,12 +73,12 @@ class StoreSuite:
         """And what is read is the winner's."""
         winners: list[int] = []
         barrier = threading.Barrier(8)
+        handles = [again() for _ in range(8)]
 
         def run(number: int) -> None:
-            handle = again()
             barrier.wait()
             with contextlib.suppress(ConflictError):
-                handle.create("pins/x", b"%d" % number * 1000)
+                handles[number].create("pins/x", b"%d" % number * 1000)
                 winners.append(number)
 
         threads = [threading.Thread(target=run, args=(number,)) for number in range(8)]
@@ -163,7 +137,7 @@ class StoreSuite:
     @pytest.mark.parametrize("key", BAD_KEYS, ids=repr)
     def test_a_key_that_is_not_normalised_is_refused(self, store: Store, key: str) -> None:
         """By every method, with a typed error."""
-        store.open_workspace(WORKSPACE)
+        store.open_workspace(WORKSPACE, publishes=MANIFEST)
         calls: list[Callable[[], object]] = [
             lambda: store.get(key, limit=1),
             lambda: store.get_range(key, 0, 1),
@@ -171,7 +145,7 @@ class StoreSuite:
             lambda: store.create(key, b""),
             lambda: store.replace(key, b""),
             lambda: store.delete(key),
-            lambda: store.open_workspace(key),
+            lambda: store.open_workspace(key, publishes=MANIFEST),
             lambda: store.publish(WORKSPACE, key, "manifest.json", b""),
         ]
         for call in calls:
@@ -202,7 +176,7 @@ class StoreSuite:
             store.create(key, value)
             return
         if not store.has_workspace(WORKSPACE):
-            store.open_workspace(WORKSPACE)
+            store.open_workspace(WORKSPACE, publishes=MANIFEST)
         sink = store.sink(WORKSPACE, "object")
         sink.write(value)
         sink.finish(key)
@@ -213,7 +187,7 @@ class StoreSuite:
         self, store: Store, again: Callable[[], Store]
     ) -> None:
         """Nothing before `finish`; everything after it."""
-        store.open_workspace(WORKSPACE)
+        store.open_workspace(WORKSPACE, publishes=MANIFEST)
         pieces: list[Buffer] = [b"a" * 1000, b"", bytearray(b"b" * MIB), memoryview(b"c" * 10)]
         data = b"".join(pieces)
         key = object_key(data)
@@ -229,7 +203,7 @@ class StoreSuite:
 
     def test_a_discarded_object_is_never_seen(self, store: Store) -> None:
         """And leaves no trace in the journal."""
-        store.open_workspace(WORKSPACE)
+        store.open_workspace(WORKSPACE, publishes=MANIFEST)
         sink = store.sink(WORKSPACE, "object")
         sink.write(b"data")
         sink.discard()
@@ -247,7 +221,7 @@ class StoreSuite:
 
     def test_many_sinks_at_once(self, store: Store) -> None:
         """Names of temporary files are the caller's; different ones do not meet."""
-        store.open_workspace(WORKSPACE)
+        store.open_workspace(WORKSPACE, publishes=MANIFEST)
         sinks = [store.sink(WORKSPACE, f"object{number}") for number in range(5)]
         for number, sink in enumerate(sinks):
             sink.write(b"%d" % number)
@@ -256,133 +230,6 @@ class StoreSuite:
             sink.finish(key)
         assert store.journal(WORKSPACE) == sorted(keys)
         assert [store.get(key, limit=1) for key in keys] == [b"%d" % i for i in range(5)]
-
-    # Workspaces
-
-    def test_a_workspace_is_opened_once(self, store: Store, again: Callable[[], Store]) -> None:
-        """And is gone once dropped; dropping is repeatable."""
-        assert not store.has_workspace(WORKSPACE)
-        store.open_workspace(WORKSPACE)
-        assert again().has_workspace(WORKSPACE)
-        with pytest.raises(ConflictError):
-            again().open_workspace(WORKSPACE)
-        store.drop_workspace(WORKSPACE)
-        store.drop_workspace(WORKSPACE)
-        assert not store.has_workspace(WORKSPACE)
-        assert store.journal(WORKSPACE) == []
-
-    def test_nothing_is_written_through_a_workspace_that_is_not_there(self, store: Store) -> None:
-        """Neither an object nor a publication."""
-        with pytest.raises(LeaseExpired):
-            store.sink(WORKSPACE, "object")
-        with pytest.raises(LeaseExpired):
-            store.publish(WORKSPACE, "snapshots/s1", "manifest.json", b"{}")
-        assert store.names("snapshots") == []
-
-    def test_a_fence_shuts_the_owner_out(self, store: Store, again: Callable[[], Store]) -> None:
-        """Whatever the owner holds open; what it finished stays on record."""
-        key = self.put(store, b"finished before")
-        held = store.sink(WORKSPACE, "held")
-        held.write(b"half")
-        assert again().fence_workspace(WORKSPACE)
-        assert not again().fence_workspace(WORKSPACE)
-        assert not store.has_workspace(WORKSPACE)
-        with pytest.raises(LeaseExpired):
-            held.finish(object_key(b"half"))
-        held.discard()
-        with pytest.raises(LeaseExpired):
-            store.sink(WORKSPACE, "new")
-        with pytest.raises(LeaseExpired):
-            store.publish(WORKSPACE, "snapshots/s1", "manifest.json", b"{}")
-        assert store.size("snapshots/s1/manifest.json") is None
-        assert store.size(object_key(b"half")) is None
-        assert again().journal(WORKSPACE) == [key]
-        store.drop_workspace(WORKSPACE)
-        assert store.journal(WORKSPACE) == []
-        assert store.get(key, limit=100) == b"finished before", "objects are not the workspace's"
-
-    def test_a_fence_leaves_other_workspaces_alone(self, store: Store) -> None:
-        """Names that begin alike, as well."""
-        for name in (WORKSPACE, WORKSPACE + "0"):
-            store.open_workspace(name)
-        store.fence_workspace(WORKSPACE)
-        store.drop_workspace(WORKSPACE)
-        assert store.has_workspace(WORKSPACE + "0")
-        self.put(store, b"data", WORKSPACE + "0")
-        store.publish(WORKSPACE + "0", "snapshots/s1", "manifest.json", b"{}")
-
-    # Publication
-
-    def test_a_publication_is_seen_whole(self, store: Store, again: Callable[[], Store]) -> None:
-        """Under its final name only."""
-        store.open_workspace(WORKSPACE)
-        store.publish(WORKSPACE, "snapshots/s1", "manifest.json", b"manifest")
-        assert again().get("snapshots/s1/manifest.json", limit=100) == b"manifest"
-        assert again().names("snapshots") == ["s1"]
-        assert again().names("snapshots/s1") == ["manifest.json"]
-        store.drop_workspace(WORKSPACE)
-        assert again().get("snapshots/s1/manifest.json", limit=100) == b"manifest"
-
-    def test_a_publication_is_exclusive(self, store: Store, again: Callable[[], Store]) -> None:
-        """The first one stays; the loser may publish something else."""
-        for name in ("attempts/a1", "attempts/a2"):
-            store.open_workspace(name)
-        store.publish("attempts/a1", "snapshots/s1", "manifest.json", b"first")
-        for handle in (store, again()):
-            with pytest.raises(ConflictError):
-                handle.publish("attempts/a2", "snapshots/s1", "manifest.json", b"second")
-        assert store.get("snapshots/s1/manifest.json", limit=10) == b"first"
-        assert store.names("snapshots/s1") == ["manifest.json"]
-        store.publish("attempts/a2", "snapshots/s2", "manifest.json", b"second")
-        assert store.names("snapshots") == ["s1", "s2"]
-
-    def test_of_many_publishers_one_wins(self, store: Store, again: Callable[[], Store]) -> None:
-        """Several rounds, each with a barrier; the winner's bytes are what is read."""
-        for attempt in range(10):
-            folder = f"snapshots/s{attempt}"
-            winners: list[int] = []
-            barrier = threading.Barrier(6)
-
-            def run(
-                number: int,
-                attempt: int = attempt,
-                folder: str = folder,
-                barrier: threading.Barrier = barrier,
-                winners: list[int] = winners,
-            ) -> None:
-                handle = again()
-                workspace = f"attempts/r{attempt}w{number}"
-                handle.open_workspace(workspace)
-                barrier.wait()
-                with contextlib.suppress(ConflictError):
-                    handle.publish(workspace, folder, "manifest.json", b"%d" % number * 5000)
-                    winners.append(number)
-
-            threads = [threading.Thread(target=run, args=(number,)) for number in range(6)]
-            for thread in threads:
-                thread.start()
-            for thread in threads:
-                thread.join()
-            assert len(winners) == 1
-            data = store.get(f"{folder}/manifest.json", limit=10_000)
-            assert data == b"%d" % winners[0] * 5000
-
-    def test_what_is_unpublished_keeps_its_folder(
-        self, store: Store, again: Callable[[], Store]
-    ) -> None:
-        """The name is gone, the bytes are under another one, and nothing takes the folder."""
-        for workspace in ("attempts/a1", "attempts/a2"):
-            store.open_workspace(workspace)
-        store.publish("attempts/a1", "snapshots/s1", "manifest.json", b"first")
-        again().unpublish("snapshots/s1", "manifest.json", "retiring.json")
-        for handle in (store, again()):
-            assert handle.size("snapshots/s1/manifest.json") is None
-            assert handle.get("snapshots/s1/retiring.json", limit=9) == b"first"
-            with pytest.raises(ConflictError):
-                handle.publish("attempts/a2", "snapshots/s1", "manifest.json", b"second")
-            with pytest.raises(MissingObject):
-                handle.unpublish("snapshots/s1", "manifest.json", "retiring.json")
-            assert handle.names("snapshots/s1") == ["retiring.json"]
 
     def test_a_location_opens_the_store_again(self, store: Store) -> None:
         """And says what was probed."""

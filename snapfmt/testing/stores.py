@@ -1,6 +1,6 @@
 """Stores that watch or fail, around a real one."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -24,10 +24,8 @@ class WrappedStore:
         return self.inner.capabilities
 
     def prepare(self) -> None:
-        """As the inner store, where that has something to prepare."""
-        prepare: Callable[[], None] | None = getattr(self.inner, "prepare", None)
-        if prepare is not None:
-            prepare()
+        """As the inner store."""
+        self.inner.prepare()
 
     def get(self, key: str, *, limit: int) -> bytes:
         """As the inner store."""
@@ -61,17 +59,17 @@ class WrappedStore:
         """As the inner store."""
         self.inner.delete(key)
 
-    def open_workspace(self, key: str) -> None:
+    def open_workspace(self, key: str, *, publishes: str) -> None:
         """As the inner store."""
-        self.inner.open_workspace(key)
+        self.inner.open_workspace(key, publishes=publishes)
 
     def has_workspace(self, key: str) -> bool:
         """As the inner store."""
         return self.inner.has_workspace(key)
 
-    def fence_workspace(self, key: str) -> bool:
+    def fence_workspace(self, key: str, *, by_owner: bool = False) -> bool:
         """As the inner store."""
-        return self.inner.fence_workspace(key)
+        return self.inner.fence_workspace(key, by_owner=by_owner)
 
     def drop_workspace(self, key: str) -> None:
         """As the inner store."""

@@ -291,7 +291,7 @@ class Attempt:
         if self._closed:
             return
         self._closed = True
-        reclaim(self._store, self.id)
+        reclaim(self._store, self.id, by_owner=True)
 
     def _close(self) -> None:
         self._closed = True
@@ -325,14 +325,14 @@ def _check_fingerprints(fingerprints: Sequence[Fingerprint]) -> None:
             )
 
 
-def reclaim(store: Store, attempt_id: str) -> int:
+def reclaim(store: Store, attempt_id: str, *, by_owner: bool = False) -> int:
     """Remove what an attempt left behind, unless it was published; returns objects removed.
 
     The workspace is fenced first, so that its owner, should it still run, can publish nothing
     any more. Its packs carry the attempt's id: nobody else's bytes are in them.
     """
     workspace = layout.workspace_key(attempt_id)
-    store.fence_workspace(workspace)
+    store.fence_workspace(workspace, by_owner=by_owner)
     removed = 0
     if not _published(store, attempt_id):
         for key in store.journal(workspace):

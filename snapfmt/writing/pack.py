@@ -4,7 +4,9 @@ import contextlib
 import queue
 import secrets
 import threading
+from collections import deque
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 
 from snapfmt.errors import AttemptClosed, InputError, SnapfmtError
@@ -15,6 +17,8 @@ from snapfmt_schemas.part import Location
 
 QUEUE_BYTES = 64 * MIB
 """Bytes that may wait for the disk before the encoders are held up."""
+FINISHING = 2
+"""Packs that are being synced or uploaded while the next one is written."""
 
 
 @dataclass(slots=True)
@@ -65,6 +69,8 @@ class PackWriter:
         default_factory=lambda: threading.Semaphore(QUEUE_BYTES // MIB)
     )
     _thread: threading.Thread | None = None
+    _pool: ThreadPoolExecutor | None = None
+    _finishing: "deque[Future[None]]" = field(default_factory=deque)
     _failure: BaseException | None = None
     _count: int = 0
     _interrupt: Callable[[], None] | None = None
@@ -199,15 +205,16 @@ class PackWriter:
         if self._open is not None:
             self._queue.put((self._open, None))
             self._open = None
-            # Locations are read after this: wait until the digest is there.
-            self._queue.join()
-            self._raise()
 
     def _stop(self) -> None:
         if self._thread is not None:
             self._queue.put(None)
             self._thread.join()
             self._thread = None
+        if self._pool is not None:
+            self._settle(0)
+            self._pool.shutdown()
+            self._pool = None
 
     def _raise(self) -> None:
         if self._failure is not None:
@@ -242,10 +249,26 @@ class PackWriter:
             target.sink.write(data)
             return
         target.ref.digest = digest.TAG + target.running.hexdigest()
-        key = layout.object_key(target.ref.digest)
-        target.sink.finish(key)
-        self.keys.append(key)
-        self.stored_bytes += target.size
+        if self._pool is None:
+            self._pool = ThreadPoolExecutor(FINISHING, thread_name_prefix="snapfmt-pack-finish")
+        self._settle(FINISHING - 1)
+        self._finishing.append(self._pool.submit(self._finish, target))
+
+    def _finish(self, target: _OpenPack) -> None:
+        try:
+            key = layout.object_key(target.ref.digest)
+            target.sink.finish(key)
+            self.keys.append(key)
+            self.stored_bytes += target.size
+        except BaseException as error:  # noqa: BLE001 - handed to the caller's thread
+            self._failure = self._failure or error
+            with contextlib.suppress(BaseException):
+                target.sink.discard()
+
+    def _settle(self, leave: int) -> None:
+        """Waits for the oldest packs that are being finished."""
+        while len(self._finishing) > leave:
+            self._finishing.popleft().result()
 
 
 def _cost(data: digest.Buffer) -> int:

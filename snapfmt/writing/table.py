@@ -47,16 +47,25 @@ class _OpenSegment:
 
 
 @dataclass(frozen=True, slots=True)
-class _Sealed:
+class _Closed:
+    """A segment whose rows are written; its keys and its batch index are not."""
+
     plans: tuple[segment.ColumnPlan, ...]
     rows: int
     data: Extent
     head: bytes
-    batches: Extent
-    batches_digest: str
-    keys: Extent
-    keys_digest: str
+    batches: bytes
+    keys: bytes
     logical: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Sealed:
+    """A segment that is written."""
+
+    segment: _Closed
+    batches: Extent
+    keys: Extent
 
 
 class TableWriter:
@@ -87,6 +96,7 @@ class TableWriter:
             tuple[Rows, tuple[segment.ColumnPlan, ...], Future[segment.EncodedBatch]]
         ]
         self._flight = deque()
+        self._ended: list[_Closed] = []
         self._sealed: list[_Sealed] = []
         self._seen: set[str] = set()
         self._closed = False
@@ -256,17 +266,14 @@ class TableWriter:
             return
         self._packs.write(arrow_stream.END_OF_STREAM)
         data = self._packs.end(current.begin)
-        batches, keys = current.index.to_bytes(), batch_index.keys_to_bytes(current.keys)
-        self._sealed.append(
-            _Sealed(
+        self._ended.append(
+            _Closed(
                 plans=current.plans,
                 rows=current.index.rows,
                 data=data,
                 head=current.head,
-                batches=self._packs.entry(batches),
-                batches_digest=digest_of(batches),
-                keys=self._packs.entry(keys),
-                keys_digest=digest_of(keys),
+                batches=current.index.to_bytes(),
+                keys=batch_index.keys_to_bytes(current.keys),
                 logical=current.logical,
             )
         )
@@ -281,6 +288,16 @@ class TableWriter:
                 self._flush(cells)
             self._drain(0)
             self._close_segment()
+            # Next to one another, so that a reader gets them all at once.
+            self._sealed = [
+                _Sealed(
+                    item,
+                    batches=self._packs.entry(item.batches),
+                    keys=self._packs.entry(item.keys),
+                )
+                for item in self._ended
+            ]
+            self._ended = []
         except BaseException as error:
             self._packs.fail(error)
             raise
@@ -301,17 +318,18 @@ def _chosen(values: Values, rows: list[int]) -> Values:
     return values[rows] if isinstance(values, Batch) else [values[row] for row in rows]
 
 
-def _document(item: _Sealed) -> Segment:
+def _document(sealed: _Sealed) -> Segment:
+    item = sealed.segment
     return Segment(
         rows=item.rows,
         columns=tuple(how.spec() for how in item.plans[1:]),
         data=item.data.location(),
         head_size=len(item.head),
         head_digest=digest_of(item.head),
-        batches=item.batches.location(),
-        batches_digest=item.batches_digest,
-        keys=item.keys.location(),
-        keys_digest=item.keys_digest,
+        batches=sealed.batches.location(),
+        batches_digest=digest_of(item.batches),
+        keys=sealed.keys.location(),
+        keys_digest=digest_of(item.keys),
         live_rows=item.rows,
         logical_bytes=item.logical,
     )

@@ -241,7 +241,13 @@ class Repository:
 
     def names(self, folder: str) -> list[str]:
         path = os.path.join(self.root, folder)
-        return sorted(os.listdir(path)) if os.path.isdir(path) else []
+        found = sorted(os.listdir(path)) if os.path.isdir(path) else []
+        # An empty manifest only keeps its number taken.
+        return [
+            name
+            for name in found
+            if name != "manifest.json" or os.path.getsize(os.path.join(path, name))
+        ]
 
     def file(self, key: str, limit: int = 1 << 62) -> bytes:
         steps = key.split("/")

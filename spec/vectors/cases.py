@@ -280,7 +280,7 @@ def _raw() -> list[tuple[str, str, bytes, str]]:
     features = {"read": ["a-feature"], "write": [], "collect": []}
     return [
         ("manifest", "not JSON", b"{", "FormatError"),
-        ("manifest", "empty", b"", "FormatError"),
+        ("manifest", "empty", b"", "NotPublished"),
         ("manifest", "an array", b"[]\n", "FormatError"),
         ("manifest", "two documents", (good + good).encode(), "FormatError"),
         ("manifest", "a repeated key", twice.encode(), "FormatError"),

@@ -9,7 +9,10 @@ import pytest
 from snapfmt.errors import ConflictError, MissingObject, SnapfmtError, StorageError
 from snapfmt.storage.base import Store
 from snapfmt.storage.local import LocalStore
-from snapfmt.testing.store_suite import WORKSPACE, StoreSuite, object_key
+from snapfmt.storage.memory import MemoryClient
+from snapfmt.storage.objects import ObjectStore
+from snapfmt.testing.store_case import MANIFEST, WORKSPACE, object_key
+from snapfmt.testing.store_suite import StoreSuite
 from snapfmt.testing.stores import CountingStore, FaultyStore
 
 
@@ -41,7 +44,7 @@ class TestLocalStore(StoreSuite):
         assert store.get("pins/link", limit=5) == b"x", "a link is replaced, not followed"
 
     def test_a_sink_never_opens_what_is_there(self, store: LocalStore, tmp_path: Path) -> None:
-        store.open_workspace(WORKSPACE)
+        store.open_workspace(WORKSPACE, publishes=MANIFEST)
         workspace = tmp_path / "store" / WORKSPACE
         (tmp_path / "precious").write_text("keep")
         (workspace / "object.tmp").symlink_to(tmp_path / "precious")
@@ -75,6 +78,22 @@ class TestLocalStore(StoreSuite):
         }
         assert final == {"pins/x", object_key(b"data")}
         sink.discard()
+
+
+class TestMemory(StoreSuite):
+    @pytest.fixture
+    def client(self) -> MemoryClient:
+        return MemoryClient()
+
+    @pytest.fixture
+    def store(self, client: MemoryClient) -> ObjectStore:
+        store = ObjectStore(client)
+        store.prepare()
+        return store
+
+    @pytest.fixture
+    def again(self, client: MemoryClient) -> Callable[[], Store]:
+        return lambda: ObjectStore(client)
 
 
 class TestCountingStore(StoreSuite):

@@ -62,7 +62,7 @@ def test_create_and_open(tmp_path: Path) -> None:
     with pytest.raises(StoreNotFound):
         Repository.open(tmp_path / "a" / "b" / "snapfmt.json")
     with pytest.raises(UnsupportedFeature):
-        Repository.open("s3://bucket/run")
+        Repository.open("gs://bucket/run")
 
 
 def test_a_relative_location_names_the_same_repository_from_anywhere(

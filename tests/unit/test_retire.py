@@ -70,9 +70,9 @@ class Hooked(WrappedStore):
         self._before("delete", key)
         self.inner.delete(key)
 
-    def open_workspace(self, key: str) -> None:
+    def open_workspace(self, key: str, *, publishes: str) -> None:
         self._before("open_workspace", key)
-        self.inner.open_workspace(key)
+        self.inner.open_workspace(key, publishes=publishes)
 
     def unpublish(self, folder: str, name: str, kept_as: str) -> None:
         self._before("unpublish", folder)

@@ -1,0 +1,80 @@
+"""A bucket in this process's memory, for tests."""
+
+import threading
+import time
+from collections.abc import Iterator, Mapping
+
+from snapfmt.errors import ConflictError, MissingObject
+from snapfmt.storage.base import Buffer
+from snapfmt.storage.client import ObjectInfo
+
+
+class MemoryClient:
+    """Implements `storage.client.ObjectClient`; gone with the process."""
+
+    def __init__(self, name: str = "test") -> None:
+        self._name = name
+        self._lock = threading.Lock()
+        self._objects: dict[str, tuple[bytes, ObjectInfo]] = {}
+
+    def copy(self) -> "MemoryClient":
+        """Another one that holds the same objects."""
+        other = MemoryClient(self._name)
+        with self._lock:
+            other._objects.update(self._objects)
+        return other
+
+    @property
+    def location(self) -> str:
+        """Opens nothing elsewhere: it is in this process only."""
+        return f"memory://{self._name}"
+
+    def put(
+        self,
+        key: str,
+        data: Buffer,
+        *,
+        exclusive: bool,
+        metadata: Mapping[str, str],
+        sha256: bytes | None = None,
+    ) -> None:
+        """Store a copy."""
+        del sha256
+        held = bytes(data)
+        info = ObjectInfo(key, len(held), time.time_ns(), dict(metadata))
+        with self._lock:
+            if exclusive and key in self._objects:
+                raise ConflictError("exists already", what=key)
+            self._objects[key] = (held, info)
+
+    def get(self, key: str, offset: int, size: int) -> bytes:
+        """A slice of the copy."""
+        with self._lock:
+            found = self._objects.get(key)
+        if found is None:
+            raise MissingObject("not there", what=key)
+        return found[0][offset : offset + size]
+
+    def head(self, key: str) -> ObjectInfo | None:
+        """What was noted when it was stored."""
+        with self._lock:
+            found = self._objects.get(key)
+        return None if found is None else found[1]
+
+    def list(self, prefix: str, *, deep: bool) -> Iterator[ObjectInfo]:
+        """From a copy of the list of keys."""
+        with self._lock:
+            found = [info for key, (_, info) in self._objects.items() if key.startswith(prefix)]
+        seen: set[str] = set()
+        for info in found:
+            head, slash, _ = info.key[len(prefix) :].partition("/")
+            if deep or not slash:
+                yield ObjectInfo(info.key, info.size, info.modified_ns)
+            elif head not in seen:
+                seen.add(head)
+                yield ObjectInfo(f"{prefix}{head}/", 0)
+
+    def delete(self, key: str) -> None:
+        """Forget it."""
+        with self._lock:
+            self._objects.pop(key, None)

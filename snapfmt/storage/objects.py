@@ -1,0 +1,382 @@
+"""A bucket as a store: whole PUTs, and a publication by one exclusive PUT (spec/v1/02-storage.md).
+
+Holds at any time, also after a crash or a lost reply:
+  * an object is there whole or not at all, since each is one PUT;
+  * a publication is one PUT that the server refuses when the name is taken, so of many there is
+    one; whose it is stands in its metadata, so a lost reply can be looked up;
+  * an empty manifest closes its name for ever: it is what a fence and a retirement leave, and
+    to a reader there is nothing;
+  * after a fence the name that the owner could have published is taken or closed, so that a
+    request of the owner that is still on its way has no effect.
+"""
+
+import contextlib
+import hashlib
+import json
+import secrets
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, Final, TypeVar
+
+from snapfmt.errors import (
+    ConflictError,
+    FormatError,
+    InputError,
+    LimitExceeded,
+    MissingObject,
+    OutcomeUnknownError,
+    SnapfmtError,
+    StorageUnavailable,
+    UnsupportedFilesystem,
+)
+from snapfmt.storage.base import OBJECTS, Buffer, check_key, is_closed
+from snapfmt.storage.client import ObjectClient, ObjectInfo
+from snapfmt.storage.faults import truncated, workspace_gone
+from snapfmt.storage.retry import RetryPolicy
+
+T = TypeVar("T")
+WRITE_ID: Final = "snapfmt-write-id"
+WORKSPACE: Final = "snapfmt-workspace"
+_MARKER: Final = "workspace"
+_MARKER_LIMIT: Final = 4096
+_SKEW_NS: Final = 5_000_000_000
+"""Listings round times, to a second mostly."""
+
+
+class ObjectStore:
+    """Objects and documents as objects of a bucket; implements `storage.base.Store`."""
+
+    def __init__(self, client: ObjectClient, *, retry: RetryPolicy | None = None) -> None:
+        self._client = client
+        self._retry = retry or RetryPolicy()
+        self._capabilities: dict[str, bool] | None = None
+        self._unsettled: set[str] = set()
+        """Workspaces with a publication that may still be on its way."""
+
+    @property
+    def location(self) -> str:
+        """URL of the bucket and the prefix."""
+        return self._client.location
+
+    @property
+    def capabilities(self) -> dict[str, bool]:
+        """What the last `prepare` found."""
+        return dict(self._capabilities or {})
+
+    def prepare(self) -> None:
+        """Probe whether the server really refuses to create a name that exists.
+
+        Raises:
+            UnsupportedFilesystem: If it does not.
+            StorageError: If it cannot be written.
+        """
+        if self._capabilities is not None:
+            return
+        key = f".probe-{secrets.token_hex(8)}"
+        try:
+            self.create(key, b"first")
+            try:
+                self.create(key, b"second")
+                problem = "overwrites an object that a conditional PUT must not touch"
+            except ConflictError:
+                kept = self.get(key, limit=64) == b"first"
+                problem = "" if kept else "reports a conflict, but the object was overwritten"
+        finally:
+            self.delete(key)
+        if problem:
+            raise UnsupportedFilesystem(
+                f"the server {problem} (If-None-Match is ignored)",
+                what=self.location,
+                hint="use a server that honours conditional writes, such as AWS S3 or SeaweedFS",
+            )
+        self._capabilities = {"conditional_create": True}
+
+    def get(self, key: str, *, limit: int) -> bytes:
+        """The whole object, by one ranged GET."""
+        check_key(key)
+        data = self._again(lambda: self._client.get(key, 0, limit + 1))
+        if len(data) > limit:
+            raise LimitExceeded(f"object of more than {limit} bytes", what=key)
+        if is_closed(key, len(data)):
+            raise MissingObject("not there", what=key)
+        return data
+
+    def get_range(self, key: str, offset: int, size: int) -> bytes:
+        """Exactly these bytes."""
+        check_key(key)
+        data = self._again(lambda: self._client.get(key, offset, size)) if size else b""
+        if len(data) != size or is_closed(key, size):
+            there = self.size(key)
+            if there is None:
+                raise MissingObject("not there", what=key)
+            if offset + size > there or len(data) != size:
+                raise truncated(key, offset + size, there)
+        return data
+
+    def size(self, key: str) -> int | None:
+        """Size by a look at the head."""
+        check_key(key)
+        info = self._again(lambda: self._client.head(key))
+        return None if info is None or is_closed(key, info.size) else info.size
+
+    def walk(self, prefix: str) -> Iterator[tuple[str, int]]:
+        """Every object below a folder, in order."""
+        found = ((info.key, info.size) for info in self._all(prefix, deep=True))
+        yield from sorted(item for item in found if not is_closed(*item))
+
+    def names(self, prefix: str) -> list[str]:
+        """Names directly under a folder."""
+        folder = _folder(prefix)
+        # Where folders are few and small; some servers still list a folder that became empty.
+        deep = prefix not in ("", OBJECTS)
+        found = set()
+        for info in self._all(prefix, deep=deep):
+            name, below, _ = info.key[len(folder) :].partition("/")
+            # A closed name is not there, but its folder is taken.
+            if below or not is_closed(info.key, info.size):
+                found.add(name)
+        return sorted(found)
+
+    def _all(self, prefix: str, *, deep: bool) -> list[ObjectInfo]:
+        folder = _folder(prefix)
+        # Whole each time: a page that is fetched again after an error must not count twice.
+        return self._again(lambda: list(self._client.list(folder, deep=deep)))
+
+    def create(self, key: str, data: Buffer) -> None:
+        """Write a document unless it exists, by one conditional PUT."""
+        check_key(key)
+        self._create(key, data)
+
+    def replace(self, key: str, data: Buffer) -> None:
+        """Write a document over an older one."""
+        check_key(key)
+        self._put(key, data, {})
+
+    def delete(self, key: str) -> None:
+        """Remove an object if it is there."""
+        check_key(key)
+        self._again(lambda: self._client.delete(key))
+
+    def open_workspace(self, key: str, *, publishes: str) -> None:
+        """Note what may be published through it; the id in the key is nobody else's."""
+        check_key(key)
+        if self._marker(key) is not None:
+            raise ConflictError("exists already", what=key)
+        self._mark(key, publishes=publishes, fenced=False)
+
+    def has_workspace(self, key: str) -> bool:
+        """Whether it is there and not fenced."""
+        marker = self._marker(key)
+        return marker is not None and not marker["fenced"]
+
+    def fence_workspace(self, key: str, *, by_owner: bool = False) -> bool:
+        """Close the name that its owner may publish, unless it is taken, then mark it."""
+        marker = self._marker(key)
+        if marker is None or marker["fenced"]:
+            return False
+        # Not so after an interrupt: its request runs on in another thread.
+        if by_owner and key not in self._unsettled:
+            self._mark(key, publishes=marker["publishes"], fenced=True)
+            return True
+        # A conflict: published, by whomever; the owner's request is done or has no effect any more.
+        with contextlib.suppress(ConflictError):
+            self._create(marker["publishes"], b"")
+        self._mark(key, publishes=marker["publishes"], fenced=True)
+        return True
+
+    def drop_workspace(self, key: str) -> None:
+        """Remove the marker; unfinished objects were never sent."""
+        self.delete(f"{key}/{_MARKER}")
+
+    def journal(self, key: str) -> list[str]:
+        """Objects that name this workspace, among those that are not older than it."""
+        check_key(key)
+        info = self._again(lambda: self._client.head(f"{key}/{_MARKER}"))
+        if info is None:
+            return []
+        since = int(info.metadata.get("snapfmt-opened-ns", "0")) or info.modified_ns
+        return sorted(
+            item.key
+            for item in self._all(OBJECTS, deep=True)
+            if item.modified_ns >= since - _SKEW_NS and self._owner(item.key) == key
+        )
+
+    def _owner(self, key: str) -> str | None:
+        info = self._again(lambda: self._client.head(key))
+        return None if info is None else info.metadata.get(WORKSPACE)
+
+    def sink(self, workspace: str, name: str) -> "ObjectSink":
+        """A buffer in memory."""
+        del name
+        self.require_workspace(workspace)
+        return ObjectSink(self, workspace)
+
+    def sync(self, keys: Iterable[str]) -> None:
+        """Nothing to do: a PUT that was answered is durable."""
+
+    def publish(self, workspace: str, folder: str, name: str, data: Buffer) -> None:
+        """Write the manifest by one conditional PUT."""
+        key = f"{folder}/{name}"
+        check_key(key)
+        marker = self.require_workspace(workspace)
+        if marker["publishes"] != key:
+            raise InputError("the workspace was opened to publish something else", what=key)
+        if len(data) == 0:
+            raise InputError("an empty document closes its name", what=key)
+        self._unsettled.add(workspace)
+        try:
+            self._create(key, data)
+        except OutcomeUnknownError:
+            raise
+        except SnapfmtError as error:
+            self._unsettled.discard(workspace)
+            if isinstance(error, ConflictError):
+                self.require_workspace(workspace)
+            raise
+        self._unsettled.discard(workspace)
+
+    def unpublish(self, folder: str, name: str, kept_as: str) -> None:
+        """Copy it to the other name, then close this one by one PUT."""
+        key = f"{folder}/{name}"
+        check_key(key)
+        info = self._again(lambda: self._client.head(key))
+        if info is None or is_closed(key, info.size):
+            raise MissingObject("not there", what=key)
+        self._put(f"{folder}/{kept_as}", self.get(key, limit=info.size), {})
+        self._put(key, b"", {})
+
+    def require_workspace(self, key: str) -> dict[str, Any]:
+        """The workspace's marker.
+
+        Raises:
+            LeaseExpired: If it is gone or fenced.
+        """
+        marker = self._marker(key)
+        if marker is None or marker["fenced"]:
+            raise workspace_gone(key)
+        return marker
+
+    def put_object(self, key: str, data: Buffer, workspace: str) -> None:
+        """Write a content-named object; the same bytes twice are the same object."""
+        check_key(key)
+        self._put(key, data, {WORKSPACE: workspace})
+
+    def _marker(self, key: str) -> dict[str, Any] | None:
+        check_key(key)
+        try:
+            data = self._again(lambda: self._client.get(f"{key}/{_MARKER}", 0, _MARKER_LIMIT))
+        except MissingObject:
+            return None
+        try:
+            marker = json.loads(data)
+            return {"publishes": str(marker["publishes"]), "fenced": bool(marker["fenced"])}
+        except (ValueError, KeyError, TypeError) as error:
+            raise FormatError("not a workspace's marker", what=f"{key}/{_MARKER}") from error
+
+    def _mark(self, key: str, *, publishes: str, fenced: bool) -> None:
+        marker = f"{key}/{_MARKER}"
+        check_key(publishes)
+        body = json.dumps({"publishes": publishes, "fenced": fenced}).encode()
+        before = self._again(lambda: self._client.head(marker)) if fenced else None
+        opened = {} if before is None else {"snapfmt-opened-ns": str(before.modified_ns)}
+        self._put(marker, body, opened)
+
+    def _put(self, key: str, data: Buffer, metadata: Mapping[str, str]) -> None:
+        mark = hashlib.sha256(data).digest()
+        self._again(
+            lambda: self._client.put(key, data, exclusive=False, metadata=metadata, sha256=mark)
+        )
+
+    def _create(self, key: str, data: Buffer) -> None:
+        """One conditional PUT, sent again as long as its outcome is not known.
+
+        Raises:
+            ConflictError: If the name is taken by another write.
+            OutcomeUnknownError: If an earlier try may still take effect.
+        """
+        write_id = secrets.token_hex(16)
+        mark = hashlib.sha256(data).digest()
+        perhaps = False
+        last: SnapfmtError | None = None
+        for _ in self._retry.tries():
+            try:
+                self._client.put(
+                    key, data, exclusive=True, metadata={WRITE_ID: write_id}, sha256=mark
+                )
+                return
+            except ConflictError as error:
+                last = error
+            except StorageUnavailable as error:
+                last, perhaps = error, perhaps or error.sent
+                if not error.sent:
+                    continue
+            except SnapfmtError as error:
+                if not perhaps:
+                    raise
+                raise _unknown(key, error) from error
+            try:
+                info = self._client.head(key)
+            except SnapfmtError:
+                perhaps = True
+                continue
+            if info is not None:
+                if info.metadata.get(WRITE_ID) == write_id:
+                    return
+                raise ConflictError("exists already", what=key) from last
+        if perhaps:
+            raise _unknown(key, last) from last
+        if isinstance(last, ConflictError):
+            raise StorageUnavailable(
+                "the server keeps reporting a conflict on a name that is not there", what=key
+            ) from last
+        raise last or StorageUnavailable("not tried", what=key, sent=False)
+
+    def _again(self, request: Callable[[], T]) -> T:
+        """Sends a request that may be repeated until it is answered."""
+        last: StorageUnavailable | None = None
+        for _ in self._retry.tries():
+            try:
+                return request()
+            except StorageUnavailable as error:
+                last = error
+            except ConflictError as error:
+                # It sets no condition: something else was under way at this very moment.
+                last = StorageUnavailable(error.message, what=error.what)
+        raise last or StorageUnavailable("not tried", what=self.location)
+
+
+class ObjectSink:
+    """One object while it is written, in memory; implements `storage.base.Sink`."""
+
+    def __init__(self, store: ObjectStore, workspace: str) -> None:
+        self._store = store
+        self._workspace = workspace
+        self._pieces: list[bytes] = []
+
+    def write(self, data: Buffer) -> None:
+        """Keep the bytes; what may still change is copied."""
+        self._pieces.append(data if isinstance(data, bytes) else bytes(data))
+
+    def finish(self, key: str) -> None:
+        """Send it in one PUT."""
+        self._store.require_workspace(self._workspace)
+        data = self._pieces[0] if len(self._pieces) == 1 else b"".join(self._pieces)
+        self._pieces.clear()
+        self._store.put_object(key, data, self._workspace)
+
+    def discard(self) -> None:
+        """Forget the bytes."""
+        self._pieces.clear()
+
+
+def _unknown(key: str, cause: BaseException | None) -> OutcomeUnknownError:
+    return OutcomeUnknownError(
+        f"no answer tells whether it was written ({cause})",
+        what=key,
+        hint="look again when the server is well; nothing was deleted",
+    )
+
+
+def _folder(prefix: str) -> str:
+    if prefix:
+        check_key(prefix)
+    return f"{prefix}/" if prefix else ""

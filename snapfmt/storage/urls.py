@@ -1,0 +1,45 @@
+"""From a location to the store that keeps it."""
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from snapfmt.errors import InputError, UnsupportedFeature
+from snapfmt.storage.base import Store
+from snapfmt.storage.local import LocalStore
+from snapfmt.storage.objects import ObjectStore
+from snapfmt.storage.s3 import SCHEMES, S3Client
+
+
+def open_store(
+    location: str | os.PathLike[str],
+    *,
+    create: bool = False,
+    storage_options: Mapping[str, Any] | None = None,
+) -> Store:
+    """The store at a path, a `file://` URL or an `s3://bucket/prefix` URL.
+
+    `create` makes a folder that is missing; a bucket must be there. `storage_options` are those
+    that s3fs takes; a folder has none.
+
+    Raises:
+        InputError: If it is none of these, or the options do not fit.
+        UnsupportedFeature: If there is no backend for such URLs.
+        StoreNotFound: If the folder is not there.
+    """
+    if isinstance(location, bytes) or not isinstance(location, (str, os.PathLike)):
+        raise InputError("a location is a path or a URL as text", what=repr(location))
+    text = os.fspath(location)
+    scheme, mark, _ = text.partition("://")
+    if mark and scheme in SCHEMES:
+        return ObjectStore(S3Client(text, storage_options))
+    if mark and scheme != "file":
+        raise UnsupportedFeature(
+            "there is no backend for such URLs",
+            what=scheme,
+            hint="use a path, file:// or s3://; another file system needs an ObjectClient",
+        )
+    if storage_options:
+        raise InputError("a folder takes no storage options", what=", ".join(storage_options))
+    return LocalStore(Path(text.removeprefix("file://")), create=create)
