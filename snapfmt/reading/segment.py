@@ -11,7 +11,7 @@ from snapfmt.errors import CorruptObject, FormatError
 from snapfmt.format import arrow_stream, batch_index, chunks, digest
 from snapfmt.format.columns import Column
 from snapfmt.reading.source import Source
-from snapfmt_schemas.part import Segment
+from snapfmt_schemas.part import Location, Segment
 
 COALESCE = 64 * 1024
 """Chunks closer than this are read in one go."""
@@ -98,6 +98,20 @@ class SegmentReader:
             limits=self._source.limits,
         )
 
+    def index_places(self) -> list[Location]:
+        """Where keys, batch index and live rows lie, for `Source.gather`."""
+        document = self._document
+        places = [document.keys, document.batches]
+        return places if document.live is None else [*places, document.live]
+
+    def span(self, start: int, stop: int) -> tuple[Location, int, int]:
+        """The bytes of all batches that hold live rows start to stop, for `Source.ahead`."""
+        numbers = [number for number, _ in self.plan(start, stop)]
+        if not numbers:
+            return self._document.data, 0, 0
+        first, last = self.index.place(numbers[0]), self.index.place(numbers[-1])
+        return self._document.data, first.offset, last.end
+
     def plan(self, start: int, stop: int) -> Iterator[tuple[int, npt.NDArray[np.int64] | slice]]:
         """Batches that hold live rows start to stop, and which of their rows."""
         index = self.index
@@ -180,6 +194,10 @@ class SegmentReader:
         Raises:
             CorruptError: At the first damage.
         """
+        with self._source.ahead([(self._document.data, 0, self._document.data.size)]):
+            yield from self._check()
+
+    def _check(self) -> Iterator[tuple[int, str]]:
         document, source, what = self._document, self._source, self._what
         head = source.unchecked(document.data, 0, document.head_size)
         digest.check(head, document.head_digest, what=f"{what} head")

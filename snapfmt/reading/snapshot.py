@@ -150,7 +150,7 @@ class Snapshot:
             raise NoMatch(
                 f"{self.name} has no such table", what=name, hint=", ".join(self.table_names())
             )
-        return TableReader(name, segments)
+        return TableReader(name, segments, source=self._source)
 
 
 class Part:
@@ -264,7 +264,7 @@ class Part:
         """
         if name not in self.table_names():
             raise NoMatch(f"{self._what} has no such table", what=name)
-        return TableReader(name, self.segments(name))
+        return TableReader(name, self.segments(name), source=self._source)
 
     def segments(self, name: str) -> list[SegmentReader]:
         """The segments of this part's share of a table."""

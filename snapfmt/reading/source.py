@@ -1,8 +1,13 @@
 """Verified access to the bytes that a part index points at (spec/v1/08-reading.md)."""
 
+import contextlib
+import threading
+from collections.abc import Iterable, Iterator, Sequence
+
 from snapfmt.errors import CorruptObject, LimitExceeded
 from snapfmt.format import digest, layout
 from snapfmt.limits import Limits
+from snapfmt.reading.ahead import Range, ReadAhead, gather
 from snapfmt.storage.base import Store
 from snapfmt_schemas.part import Location
 
@@ -13,6 +18,36 @@ class Source:
     def __init__(self, store: Store, limits: Limits) -> None:
         self.store = store
         self.limits = limits
+        self._lock = threading.Lock()
+        self._gathered: dict[Range, memoryview] = {}
+        self._ahead: tuple[ReadAhead, ...] = ()
+
+    def gather(self, locations: Iterable[Location]) -> None:
+        """Fetch small extents that will be asked for, in few requests; each is kept for once."""
+        if not self.store.read_size:
+            return
+        wanted = [_range(location, 0, location.size) for location in locations]
+        fresh = [item for item in wanted if item.size and item not in self._gathered]
+        if sum(item.size for item in fresh) <= self.limits.entry_size:
+            found = gather(self.store, fresh)
+            with self._lock:
+                self._gathered |= found
+
+    @contextlib.contextmanager
+    def ahead(self, parts: Sequence[tuple[Location, int, int]]) -> Iterator[None]:
+        """Within the context, bytes `start` to `stop` of these extents are read ahead."""
+        ranges = [_range(item, start, stop - start) for item, start, stop in parts]
+        if not self.store.read_size or not ranges:
+            yield
+            return
+        with ReadAhead(self.store, ranges) as found:
+            with self._lock:
+                self._ahead = (*self._ahead, found)
+            try:
+                yield
+            finally:
+                with self._lock:
+                    self._ahead = tuple(item for item in self._ahead if item is not found)
 
     def unchecked(self, location: Location, offset: int, size: int) -> bytes:
         """Bytes within an extent; the caller checks their digest.
@@ -32,8 +67,17 @@ class Source:
             raise LimitExceeded(f"range of {size} bytes", what=location.pack)
         if size == 0:
             return b""
-        key = layout.object_key(location.pack)
-        return self.store.get_range(key, location.offset + offset, size)
+        wanted = _range(location, offset, size)
+        if self._gathered:
+            with self._lock:
+                held = self._gathered.pop(wanted, None)
+            if held is not None:
+                return bytes(held)
+        for item in self._ahead:
+            found = item.get(wanted)
+            if found is not None:
+                return found
+        return self.store.get_range(wanted.key, wanted.offset, size)
 
     def entry(self, location: Location, expected: str, *, what: str) -> bytes:
         """A whole extent, checked against its digest.
@@ -44,3 +88,7 @@ class Source:
         data = self.unchecked(location, 0, location.size)
         digest.check(data, expected, what=what)
         return data
+
+
+def _range(location: Location, offset: int, size: int) -> Range:
+    return Range(layout.object_key(location.pack), location.offset + offset, size)

@@ -13,6 +13,7 @@ from snapfmt.errors import FormatError, NoMatch, RefusedError
 from snapfmt.format import arrow_stream, chunks
 from snapfmt.format.columns import MISSING, Column
 from snapfmt.reading.segment import RowBatch, SegmentReader
+from snapfmt.reading.source import Source
 
 WORKERS = 2
 """Threads that read, verify and decompress batches ahead."""
@@ -23,8 +24,9 @@ AHEAD = 4
 class TableReader:
     """Rows of one table, over every part that holds a share of it."""
 
-    def __init__(self, name: str, segments: Sequence[SegmentReader]) -> None:
+    def __init__(self, name: str, segments: Sequence[SegmentReader], *, source: Source) -> None:
         self.name = name
+        self._source = source
         self._segments = list(segments)
 
     @property
@@ -58,10 +60,12 @@ class TableReader:
 
     def keys(self) -> list[str]:
         """Keys of all rows, in order."""
+        self._gather()
         return [key for item in self._segments for key in item.keys]
 
     @cached_property
     def _places(self) -> dict[str, tuple[int, int]]:
+        self._gather()
         places: dict[str, tuple[int, int]] = {}
         for number, item in enumerate(self._segments):
             for row, key in enumerate(item.keys):
@@ -69,6 +73,10 @@ class TableReader:
                     raise FormatError(f"key {key!r} comes twice", what=self.name)
                 places[key] = (number, row)
         return places
+
+    def _gather(self) -> None:
+        """Keys and batch indexes of all segments; they lie next to one another."""
+        self._source.gather(place for item in self._segments for place in item.index_places())
 
     def __contains__(self, key: object) -> bool:
         return key in self._places
@@ -83,7 +91,16 @@ class TableReader:
             CorruptError: If bytes that were read are damaged.
         """
         self._check(columns)
-        with ThreadPoolExecutor(WORKERS, thread_name_prefix="snapfmt-read") as pool:
+        self._gather()
+        spans = []
+        if self._source.store.read_size and set(self.column_names) <= set(
+            columns or self.column_names
+        ):
+            spans = [item.span(first, last) for item, first, last in self._ranges(start, stop)]
+        with (
+            self._source.ahead(spans),
+            ThreadPoolExecutor(WORKERS, thread_name_prefix="snapfmt-read") as pool,
+        ):
             flight: deque[tuple[list[str], Future[dict[str, Column]]]] = deque()
             try:
                 for item, first, last in self._ranges(start, stop):

@@ -57,6 +57,10 @@ class Store(Protocol):
     def capabilities(self) -> dict[str, bool]:
         """What was probed."""
 
+    @property
+    def read_size(self) -> int:
+        """Bytes worth fetching in one request; 0 where many small reads cost no more."""
+
     def prepare(self) -> None:
         """Find out, once, whether a safe publication is possible here; before the first write.
 

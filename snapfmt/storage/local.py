@@ -69,6 +69,11 @@ class LocalStore:
         """What the last `prepare` found."""
         return dict(self._capabilities or {})
 
+    @property
+    def read_size(self) -> int:
+        """None: the kernel reads ahead."""
+        return 0
+
     def prepare(self) -> None:
         """Probe the file system for what a safe publication needs; before the first write.
 

@@ -36,6 +36,7 @@ from snapfmt.storage.retry import RetryPolicy
 T = TypeVar("T")
 WRITE_ID: Final = "snapfmt-write-id"
 WORKSPACE: Final = "snapfmt-workspace"
+READ_SIZE: Final = 8 * 2**20
 _MARKER: Final = "workspace"
 _MARKER_LIMIT: Final = 4096
 _SKEW_NS: Final = 5_000_000_000
@@ -61,6 +62,11 @@ class ObjectStore:
     def capabilities(self) -> dict[str, bool]:
         """What the last `prepare` found."""
         return dict(self._capabilities or {})
+
+    @property
+    def read_size(self) -> int:
+        """A request takes as long as some MiB."""
+        return READ_SIZE
 
     def prepare(self) -> None:
         """Probe whether the server really refuses to create a name that exists.

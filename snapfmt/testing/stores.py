@@ -23,6 +23,11 @@ class WrappedStore:
         """Of the inner store."""
         return self.inner.capabilities
 
+    @property
+    def read_size(self) -> int:
+        """Of the inner store."""
+        return self.inner.read_size
+
     def prepare(self) -> None:
         """As the inner store."""
         self.inner.prepare()

@@ -1,0 +1,136 @@
+"""Bytes that will be read soon, fetched in large pieces by a few threads.
+
+For stores where a request costs more than its bytes; a local disk has its own read-ahead.
+"""
+
+import threading
+from bisect import bisect_right
+from collections.abc import Iterable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Self
+
+from snapfmt.storage.base import Store
+
+WORKERS = 4
+"""Requests at the same time."""
+AHEAD = 6
+"""Pieces that are fetched before they are asked for."""
+BEHIND = 3
+"""Pieces that are kept after a later one was asked for: readers are not quite in order."""
+GAP = 256 * 1024
+"""Ranges closer than this are fetched in one request."""
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Range:
+    """Bytes of an object."""
+
+    key: str
+    offset: int
+    size: int
+
+    @property
+    def end(self) -> int:
+        """Offset behind the last byte."""
+        return self.offset + self.size
+
+
+def gather(store: Store, ranges: Iterable[Range]) -> dict[Range, memoryview]:
+    """All ranges, those that are close to one another by one request."""
+    groups: list[list[Range]] = []
+    for item in sorted(set(ranges)):
+        last = groups[-1][-1] if groups else None
+        if last is not None and last.key == item.key and item.offset - last.end <= GAP:
+            groups[-1].append(item)
+        else:
+            groups.append([item])
+
+    def fetch(group: list[Range]) -> dict[Range, memoryview]:
+        first, end = group[0].offset, max(item.end for item in group)
+        data = memoryview(store.get_range(group[0].key, first, end - first))
+        return {item: data[item.offset - first : item.end - first] for item in group}
+
+    if len(groups) <= 1:
+        return fetch(groups[0]) if groups else {}
+    with ThreadPoolExecutor(WORKERS, thread_name_prefix="snapfmt-gather") as pool:
+        return {item: data for found in pool.map(fetch, groups) for item, data in found.items()}
+
+
+class ReadAhead:
+    """Serves reads within the given ranges, as long as they come about in order.
+
+    A context manager; leaving it gives up what is on its way.
+    """
+
+    def __init__(self, store: Store, ranges: Sequence[Range]) -> None:
+        self._store = store
+        self._pieces = [piece for item in ranges for piece in _cut(item, store.read_size)]
+        self._futures: dict[int, Future[bytes]] = {}
+        self._next = 0
+        self._lock = threading.Lock()
+        self._places: dict[str, list[tuple[int, int]]] = {}
+        for number, piece in enumerate(self._pieces):
+            self._places.setdefault(piece.key, []).append((piece.offset, number))
+        for places in self._places.values():
+            places.sort()
+        self._pool = ThreadPoolExecutor(WORKERS, thread_name_prefix="snapfmt-ahead")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._pool.shutdown(wait=True, cancel_futures=True)
+
+    def get(self, wanted: Range) -> bytes | None:
+        """The bytes, or None where they are not among those that are held."""
+        numbers = self._covering(wanted)
+        if not numbers:
+            return None
+        with self._lock:
+            self._fill(numbers[-1] + AHEAD)
+            for gone in [number for number in self._futures if number < numbers[0] - BEHIND]:
+                del self._futures[gone]
+            futures = [self._futures.get(number) for number in numbers]
+        found = []
+        for number, future in zip(numbers, futures, strict=True):
+            if future is None:
+                return None
+            begin = self._pieces[number].offset
+            low, high = max(wanted.offset - begin, 0), wanted.end - begin
+            data = future.result()
+            found.append(data if low == 0 and high >= len(data) else data[low:high])
+        return found[0] if len(found) == 1 else b"".join(found)
+
+    def _covering(self, wanted: Range) -> list[int]:
+        places = self._places.get(wanted.key, [])
+        first = bisect_right(places, (wanted.offset, len(self._pieces))) - 1
+        if first < 0:
+            return []
+        numbers, reached = [], wanted.offset
+        for offset, number in places[first:]:
+            if offset > reached:
+                return []
+            numbers.append(number)
+            reached = max(reached, self._pieces[number].end)
+            if reached >= wanted.end:
+                break
+        # Pieces of one object follow one another, or they are no run of bytes that was planned.
+        in_order = all(right == left + 1 for left, right in pairwise(numbers))
+        return numbers if reached >= wanted.end and in_order else []
+
+    def _fill(self, last: int) -> None:
+        while self._next <= min(last, len(self._pieces) - 1):
+            piece = self._pieces[self._next]
+            self._futures[self._next] = self._pool.submit(
+                self._store.get_range, piece.key, piece.offset, piece.size
+            )
+            self._next += 1
+
+
+def _cut(item: Range, size: int) -> list[Range]:
+    return [
+        Range(item.key, offset, min(size, item.end - offset))
+        for offset in range(item.offset, item.end, size)
+    ]
