@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from snapfmt_schemas.manifest import Manifest, RepositoryDocument, TrainerAnchor
     from snapfmt_schemas.part import PartIndex
     from snapfmt_schemas.recipe import Recipe
+    from snapfmt_schemas.redacted import RedactedRun
     from snapfmt_schemas.redaction import redact, redact_record
     from snapfmt_schemas.registry import find_media_type, find_model
     from snapfmt_schemas.replay import KVBatchMeta, ReplayGroup, ReplayIndex
@@ -61,6 +62,7 @@ _NAMES = {
     "manifest": "Manifest RepositoryDocument TrainerAnchor",
     "part": "PartIndex",
     "recipe": "Recipe",
+    "redacted": "RedactedRun",
     "redaction": "redact redact_record",
     "registry": "find_media_type find_model",
     "replay": "KVBatchMeta ReplayGroup ReplayIndex",
@@ -96,6 +98,7 @@ __all__ = [
     "Recipe",
     "Record",
     "RecoveryLedger",
+    "RedactedRun",
     "ReplacementReserve",
     "ReplayGroup",
     "ReplayIndex",

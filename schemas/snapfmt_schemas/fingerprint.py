@@ -53,6 +53,13 @@ def _differences(left: Any, right: Any, path: str) -> list[str]:
             else:
                 found.extend(_differences(left[key], right[key], f"{path}.{key}"))
         return found
+    if isinstance(left, list) and isinstance(right, list):
+        here, there = _by_participant(left), _by_participant(right)
+        if here is not None and there is not None:
+            named = _differences(here, there, path)
+            # Nothing by name: at most their order differs, and that shows below.
+            if named:
+                return named
     if isinstance(left, list) and isinstance(right, list) and len(left) == len(right):
         return [
             line
@@ -60,3 +67,15 @@ def _differences(left: Any, right: Any, path: str) -> list[str]:
             for line in _differences(a, b, f"{path}[{i}]")
         ]
     return [] if left == right and type(left) is type(right) else [f"{path}: {left!r} != {right!r}"]
+
+
+def _by_participant(items: list[Any]) -> dict[str, Any] | None:
+    """The participants of a topology by component and name; None for any other list."""
+    found: dict[str, Any] = {}
+    for item in items:
+        name = item.get("participant") if isinstance(item, dict) else None
+        if not isinstance(name, dict):
+            return None
+        words = (name.get("component"), name.get("server_name"), name.get("participant_name"))
+        found["/".join(str(word) for word in words)] = item
+    return found if len(found) == len(items) else None

@@ -21,6 +21,7 @@ from snapfmt_schemas.loader import LoaderPlace
 from snapfmt_schemas.manifest import Manifest, RepositoryDocument
 from snapfmt_schemas.part import PartIndex
 from snapfmt_schemas.recipe import Recipe
+from snapfmt_schemas.redacted import RedactedRun
 from snapfmt_schemas.replay import ReplayIndex
 from snapfmt_schemas.reserve import ReplacementReserve
 from snapfmt_schemas.resources import ResourceSnapshot
@@ -44,6 +45,7 @@ _ALL: tuple[type[Record], ...] = (
     Receipt,
     Recipe,
     RecoveryLedger,
+    RedactedRun,
     ReplacementReserve,
     ReplayIndex,
     RepositoryDocument,

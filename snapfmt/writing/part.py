@@ -12,7 +12,6 @@ import os
 import time
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
-from math import isinf
 from typing import Any, Self
 
 from pydantic import TypeAdapter, ValidationError
@@ -26,15 +25,15 @@ from snapfmt.errors import (
     SnapfmtError,
 )
 from snapfmt.format import canonical, digest, jsonl, layout
-from snapfmt.format.columns import is_utf8
 from snapfmt.format.digest import Buffer
 from snapfmt.format.reach import check_counts
 from snapfmt.limits import DEFAULT_LIMITS
 from snapfmt.storage.base import Store
 from snapfmt.writing.convert import converter_for
+from snapfmt.writing.lines import PreparedLine, prepare
 from snapfmt.writing.pack import Extent, PackWriter
 from snapfmt.writing.table import TableWriter
-from snapfmt_schemas import lines, redaction
+from snapfmt_schemas import redaction
 from snapfmt_schemas._base import Record
 from snapfmt_schemas.attempt import Receipt, TableSummary, Ticket
 from snapfmt_schemas.identity import EntryPath, TableName
@@ -115,7 +114,7 @@ class PartWriter:
     def records(
         self,
         path: str,
-        items: Iterable[Record | bytes],
+        items: Iterable[Record | bytes | PreparedLine],
         *,
         key: str | None = None,
         redact: bool = True,
@@ -124,7 +123,8 @@ class PartWriter:
 
         `items` are records, or lines that are kept byte for byte. `key` names the field that
         finds a single record; without it the line's number does. With `redact`, what is secret
-        by its name (cookies, tokens, keys) is replaced before it is written.
+        by its name (cookies, tokens, keys) is replaced before it is written. A prepared line is
+        stored as it is, under its own key.
 
         Raises:
             InvalidRecord: If a line is not a JSON object or a key repeats.
@@ -139,12 +139,14 @@ class PartWriter:
         running = digest.new_hash()
         with self._packs.writing() as extents:
             for number, item in enumerate(items):
-                line, name = _line(item, key, redact=redact, what=f"{path}:{number}")
-                name = name or str(number)
+                line = item
+                if not isinstance(line, PreparedLine):
+                    line = prepare(line, key, redact=redact, what=f"{path}:{number}")
+                name = line.key or str(number)
                 if name in seen:
                     raise InvalidRecord(f"line {number} repeats the key {name!r}", what=path)
                 seen.add(name)
-                if frame := encoder.add(name, line):
+                if frame := encoder.add(name, line.data):
                     running.update(frame)
                     self._packs.write(frame)
             if frame := encoder.flush():
@@ -314,44 +316,3 @@ def _check_name(path: str, kind: TypeAdapter[str]) -> None:
             what=path,
             hint="use letters, digits and ._@%+=- in segments divided by /",
         ) from error
-
-
-def _line(item: Record | bytes, key: str | None, *, redact: bool, what: str) -> tuple[bytes, str]:
-    """The line to store, and the record's key if one was asked for.
-
-    A record is written in upstream's own form: declared order, default separators, ASCII.
-    """
-    try:
-        value = (
-            json.loads(item.decode("utf-8"), object_pairs_hook=_unique, parse_float=_exact_float)
-            if isinstance(item, bytes)
-            else lines.to_value(item)
-        )
-    except (ValueError, RecursionError) as error:
-        raise InvalidRecord(f"not a JSON line: {error}", what=what) from error
-    if not isinstance(value, dict):
-        raise InvalidRecord("a line must be a JSON object", what=what)
-    name = value.get(key, "") if key is not None else ""
-    if key is not None and (not isinstance(name, str) or not name or not is_utf8(name)):
-        raise InvalidRecord(f"field {key!r} is missing or not text", what=what)
-    hidden: tuple[str, ...] = ()
-    if redact:
-        value, hidden = redaction.redact(value)
-    if isinstance(item, bytes) and not hidden:
-        return item, name
-    return json.dumps(value).encode("ascii"), name
-
-
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """A repeated key would hide a value from readers, and from redaction."""
-    result = dict(pairs)
-    if len(result) != len(pairs):
-        raise ValueError("an object repeats a key")
-    return result
-
-
-def _exact_float(text: str) -> float:
-    value = float(text)
-    if isinf(value):
-        raise ValueError(f"{text} is larger than a double")
-    return value

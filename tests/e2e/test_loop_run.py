@@ -72,8 +72,9 @@ def test_a_run_in_peace_trains_every_rollout_once(plain: dict[str, Any]) -> None
 
 def test_a_killed_run_goes_on_and_comes_to_the_same(plain: dict[str, Any], tmp_path: Path) -> None:
     """SIGKILL of everything while the second snapshot is written; the first one is there."""
-    stops = {"snapshot_attempt_interval_s": 0.4, "stop_at": "save:write", "stop_on": 2}
-    with Child(config(tmp_path, **stops)) as child:
+    # Slow rollouts: the second save must come long before they end, however fast the machine.
+    slow = {"snapshot_attempt_interval_s": 0.3, "tool_s": 0.3, "generation_s": 0.1}
+    with Child(config(tmp_path, **slow, stop_at="save:write", stop_on=2)) as child:
         at, before = child.until("at")
         assert at["step"] == "save:write"
         published = [event for event in before if event.get("outcome") == "completed"]

@@ -22,6 +22,7 @@ from snapfmt.errors import (
 from snapfmt.format import jsonl
 from snapfmt.format import pack as pack_format
 from snapfmt.limits import Limits
+from snapfmt.writing.lines import PreparedLine, prepare
 from snapfmt_schemas._base import Record
 
 BAD_PATHS = ["../x", "/etc/passwd", "a/../b", "a//b", "./a", "a/.", "", ".", "a/", "a b", "a\\b"]
@@ -289,3 +290,35 @@ def test_objects_are_named_by_their_bytes(repository: Repository) -> None:
     for path in found:
         assert hashlib.sha256(path.read_bytes()).hexdigest() == path.name
         assert path.parent.name == path.name[:2]
+
+
+def test_prepared_lines_are_stored_as_they_are(repository: Repository) -> None:
+    lines = [
+        PreparedLine(b'{"key": "a", "token": "kept: its maker answers"}', "a"),
+        prepare(Note(key="b", value=2), "key"),
+    ]
+    attempt = repository.begin()
+    with attempt.part("p") as part:
+        assert part.records("notes.jsonl", lines, key="not looked at") == 2
+        attempt.publish([part.seal()])
+    back = repository.snapshot().part("p")
+    assert list(back.lines("notes.jsonl")) == [line.data for line in lines]
+    assert back.record("notes.jsonl", "b", Note) == Note(key="b", value=2)
+
+
+@pytest.mark.parametrize(
+    ("lines", "said"),
+    [
+        ([PreparedLine(b"{}", "a"), PreparedLine(b"{}", "a")], "repeats the key 'a'"),
+        ([PreparedLine(b"{\n}", "a")], "line break"),
+    ],
+)
+def test_prepared_lines_that_break_a_file_are_refused(
+    repository: Repository, lines: list[PreparedLine], said: str
+) -> None:
+    with (
+        repository.begin() as attempt,
+        attempt.part("p") as part,
+        pytest.raises(InvalidRecord, match=said),
+    ):
+        part.records("notes.jsonl", lines)

@@ -17,7 +17,7 @@ from snapfmt.errors import (
     UnsupportedFeature,
 )
 from snapfmt_coordinator.protocol.codes import from_body
-from snapfmt_coordinator.protocol.v1 import MAX_BODY
+from snapfmt_coordinator.protocol.v1 import INCARNATION_HEADER, MAX_BODY
 from snapfmt_schemas._base import Record
 
 R = TypeVar("R", bound=Record)
@@ -34,6 +34,8 @@ class Answer:
     status: int
     media_type: str
     body: bytes | None
+    incarnation: str = ""
+    """Which process of the server answered; empty where it does not tell."""
 
     @property
     def fine(self) -> bool:
@@ -55,7 +57,8 @@ class Answer:
             if size > MAX_BODY:
                 return cls(response.status, response.content_type, None)
             pieces.append(piece)
-        return cls(response.status, response.content_type, b"".join(pieces))
+        incarnation = response.headers.get(INCARNATION_HEADER, "")
+        return cls(response.status, response.content_type, b"".join(pieces), incarnation)
 
 
 class Interpreter:

@@ -62,6 +62,7 @@ class ServerAddress:
             raise InputError(
                 "a server has a name and an http(s) URL without user, query or fragment",
                 what=self.name,
+                hint="write it as http://host:port and give the token apart from it",
             )
 
     def at(self, route: str) -> URL:
@@ -111,8 +112,11 @@ class ControlClient:
         token: SecretStr,
         grace_s: float = GRACE_S,
         retries: Retries = Retries(),
+        watch: Callable[[str], None] | None = None,
     ) -> None:
+        """`watch` gets the incarnation of each answer that has one, and may raise."""
         self.address = address
+        self._watch = watch
         self._session = session
         self._token = token
         self._grace_s = min(grace_s, GRACE_S)
@@ -128,21 +132,27 @@ class ControlClient:
         deadline_ts: float,
         query: Mapping[str, str] | None = None,
         patience_s: float | None = None,
+        watched: bool = True,
     ) -> R:
         """Asks (GET without a body, else POST) and returns the checked reply.
 
         `deadline_ts` is in seconds since the epoch; no attempt starts after it. `patience_s`
-        replaces that of the retries.
+        replaces that of the retries. Unless it is `watched`, any process may answer.
 
         Raises:
             ControlRefused: If the server refused; nothing was done there.
             DeadlineExceeded: If there was no answer in time. What was asked may have been done.
-            ParticipantFailed: If the server cannot be reached or answers garbage.
+            ParticipantFailed: If the server cannot be reached or answers garbage, or another
+                process answers than before.
             UnsupportedFeature: If it has no such route.
         """
         data = self._encoded(route, body)
         if not math.isfinite(deadline_ts):
-            raise InputError("a deadline is a finite time", what=str(deadline_ts))
+            raise InputError(
+                "a deadline is a finite time",
+                what=str(deadline_ts),
+                hint="give it in seconds since 1970",
+            )
         patience = self._retries.patience_s if patience_s is None else patience_s
         pause, tries, gives_up = self._retries.first_s, 0, math.inf
         if time.time() >= deadline_ts:
@@ -150,6 +160,8 @@ class ControlClient:
         while True:
             tries += 1
             answer = await self._exchange(route, data, deadline_ts, query)
+            if isinstance(answer, Answer) and answer.incarnation and self._watch and watched:
+                self._watch(answer.incarnation)
             if isinstance(answer, Answer) and not answer.broken:
                 return self._answers.record(route, answer, reply)
             gives_up = min(gives_up, time.monotonic() + patience)
@@ -194,13 +206,20 @@ class ControlClient:
             raise self._late(route, "did not answer before the deadline")
         if garbage:
             raise ParticipantFailed(
-                f"garbage from {route}: not an HTTP answer", what=self.address.name
+                f"garbage from {route}: not an HTTP answer",
+                what=self.address.name,
+                hint="check that the address is the Gym server's",
             )
         return lost
+
+    def clean(self, text: str) -> str:
+        """What the server said, fit for an error: short, printable, without the token."""
+        return self._answers.clean(text)
 
     def _headers(self) -> dict[str, str]:
         return {
             "Authorization": f"Bearer {self._token.get_secret_value()}",
+            "Connection": "close",
             "Accept": "application/json",
             "Accept-Encoding": "identity",
             "Content-Type": "application/json",
@@ -212,11 +231,16 @@ class ControlClient:
             raise LimitExceeded(
                 f"a request of {len(data)} bytes to {route}, at most {MAX_BODY} are allowed",
                 what=self.address.name,
+                hint="send fewer runs at a time",
             )
         return data
 
     def _late(self, route: str, what_happened: str) -> DeadlineExceeded:
-        return DeadlineExceeded(f"{route} {what_happened}", what=self.address.name)
+        return DeadlineExceeded(
+            f"{route} {what_happened}",
+            what=self.address.name,
+            hint="allow more time, or look at what the server is busy with",
+        )
 
     def _failed(
         self, route: str, answer: Answer | str, tries: int

@@ -26,6 +26,7 @@ _COUNTED: Final = (
     "excluded_tombstoned",
     "excluded_inactive",
     "sessions",
+    "redacted",
 )
 
 
@@ -80,7 +81,11 @@ async def collect(
                 ),
                 lambda reply: reply.ready,
                 deadline_ts=deadline_ts,
-                late=lambda _: DeadlineExceeded("the part is not written yet", what=link.part),
+                late=lambda _: DeadlineExceeded(
+                    "the part is not written yet",
+                    what=link.part,
+                    hint="allow more time to write, or look at the server's storage",
+                ),
             )
             counts.update(_counts(reply))
             return _Sealed(link, reply, _checked_receipt(link, reply, ticket))
@@ -151,7 +156,9 @@ def _checked_receipt(link: Link, reply: v1.Committed, ticket: Ticket) -> Receipt
         raise contradiction(link, "is ready and gives no receipt")
     if receipt.part != ticket.part or receipt.attempt_id != ticket.attempt_id:
         raise contradiction(
-            link, f"gives the receipt of {receipt.part!r} in attempt {receipt.attempt_id}"
+            link,
+            f"gives the receipt of {link.client.clean(receipt.part)!r}, not of its own part in"
+            " this attempt",
         )
     indexes = {"agent": reply.continuation_index, "model": reply.storage_reference_index}
     index = indexes.get(link.component)

@@ -7,9 +7,10 @@ from typing import Final
 
 from pydantic import TypeAdapter, ValidationError
 
-from snapfmt.errors import InputError, UnsupportedFeature
+from snapfmt.errors import DeadlineExceeded, InputError, UnsupportedFeature
 from snapfmt_coordinator.gym.client import ControlClient, ServerAddress
 from snapfmt_coordinator.gym.fanout import together
+from snapfmt_coordinator.gym.incarnations import ONE_WORKER
 from snapfmt_coordinator.gym.observing import DISCOVER, Observe, observed
 from snapfmt_coordinator.protocol import v1
 from snapfmt_coordinator.protocol.codes import refused
@@ -27,6 +28,9 @@ NEEDED: Final = MappingProxyType(
 """Features without which a participant cannot take part."""
 NEEDED_FOR_RESTART: Final = (v1.DISCARD, v1.DEPENDENCIES)
 """What agents need besides, once a resource server cannot export its sessions."""
+PROBES: Final = 6
+"""Connections at once that look for a second process behind an address, once per round."""
+PROBE_ROUNDS: Final = 3
 _PART: Final[TypeAdapter[str]] = TypeAdapter(PartName)
 
 
@@ -75,32 +79,69 @@ async def discover(
     """Asks every server what it is and can do.
 
     Raises:
-        UnsupportedFeature: If a server lacks something; names the server and the feature.
+        UnsupportedFeature: If a server lacks something, names the server and the feature; if
+            several processes answer for one, or there are two policy models.
         ControlRefused: If a server answers for another one (`topology_mismatch`).
         ParticipantFailed, DeadlineExceeded: If a server does not answer.
     """
+    silent: list[str] = []
 
     async def ask(client: ControlClient) -> Participant:
         with observed(observe, DISCOVER, client.address.name):
-            reply = await client.request(
-                v1.CAPABILITIES, None, v1.Capabilities, deadline_ts=deadline_ts
-            )
+            try:
+                reply = await _capabilities(client, deadline_ts)
+                _check(Participant(client.address, reply), client)
+                await _check_one_process(client, reply, deadline_ts)
+            except DeadlineExceeded:
+                silent.append(client.address.name)
+                raise
             return Participant(client.address, reply)
 
-    found = await together(ask(client) for client in clients)
+    try:
+        found = await together(ask(client) for client in clients)
+    except DeadlineExceeded as error:
+        raise DeadlineExceeded(
+            f"{len(silent)} of {len(clients)} servers did not answer {v1.CAPABILITIES} in time",
+            what=", ".join(sorted(silent)),
+            hint="look whether they run and whether something blocks their event loop",
+        ) from error
     found.sort(key=lambda item: item.capabilities.topology().order())
-    for item in found:
-        _check(item)
     sorted_out = Participants(
         agents=_of(found, "agent"),
         models=tuple(item for item in _of(found, "model") if not _is_auxiliary(item)),
         resources=_of(found, "resources"),
         auxiliary=tuple(item for item in found if _is_auxiliary(item)),
     )
+    if len(sorted_out.models) > 1:
+        raise UnsupportedFeature(
+            f"{len(sorted_out.models)} policy models: each would have to hold the lineage of all"
+            " runs",
+            what=", ".join(item.address.name for item in sorted_out.models),
+            hint="let one take part; a model that makes no rollouts is 'auxiliary'",
+        )
     if any(item.capabilities.checkpoint_mode == "restart_only" for item in sorted_out.resources):
         for item in sorted_out.agents:
             _need(item, NEEDED_FOR_RESTART)
     return sorted_out
+
+
+async def _capabilities(client: ControlClient, deadline_ts: float) -> v1.Capabilities:
+    return await client.request(v1.CAPABILITIES, None, v1.Capabilities, deadline_ts=deadline_ts)
+
+
+async def _check_one_process(
+    client: ControlClient, first: v1.Capabilities, deadline_ts: float
+) -> None:
+    if first.incarnation is None:
+        return
+    for _ in range(PROBE_ROUNDS):
+        replies = await together(_capabilities(client, deadline_ts) for _ in range(PROBES))
+        if {reply.incarnation for reply in replies} != {first.incarnation}:
+            raise UnsupportedFeature(
+                "several processes answer at the server's address, each with a state of its own",
+                what=client.address.name,
+                hint=f"{ONE_WORKER}, unless it was restarted just now",
+            )
 
 
 def _of(found: Iterable[Participant], component: str) -> tuple[Participant, ...]:
@@ -111,13 +152,13 @@ def _is_auxiliary(item: Participant) -> bool:
     return item.capabilities.instance_role == "auxiliary"
 
 
-def _check(item: Participant) -> None:
+def _check(item: Participant, client: ControlClient) -> None:
     capabilities = item.capabilities
     if capabilities.server_name != item.address.name:
         raise refused(
             "topology_mismatch",
             f"the server at the address of {item.address.name!r} says that it is "
-            f"{capabilities.server_name!r}",
+            f"{client.clean(capabilities.server_name)!r}",
             what=item.address.name,
             hint="correct the addresses; each server is asked under its own name",
         )
@@ -127,6 +168,7 @@ def _check(item: Participant) -> None:
         raise UnsupportedFeature(
             "a model server must say whether it is the policy or auxiliary (instance_role)",
             what=item.address.name,
+            hint="set it to 'policy' if its replies are trained on, else to 'auxiliary'",
         )
     workers = capabilities.multi_process
     if workers.mode == "unmanaged" and workers.num_workers > 1:

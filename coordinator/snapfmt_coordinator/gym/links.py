@@ -121,4 +121,8 @@ async def until(
 
 def contradiction(link: Link, what: str) -> ParticipantFailed:
     """The error for a server whose reply cannot be true; `what` follows "the server"."""
-    return ParticipantFailed(f"the server {what}", what=link.part)
+    return ParticipantFailed(
+        f"the server {what}",
+        what=link.part,
+        hint="check that its version fits this coordinator's",
+    )

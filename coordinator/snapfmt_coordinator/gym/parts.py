@@ -16,6 +16,7 @@ from snapfmt_schemas.topology import ParticipantName, ParticipantWord
 
 METADATA_KEY: Final = "gym_checkpoint"
 """Where a snapshot's user metadata holds this."""
+DAMAGED: Final = "verify the snapshot, and restore another one"
 
 
 class GymParticipant(Record):
@@ -87,16 +88,26 @@ def from_metadata(value: Any, receipts: Iterable[Receipt]) -> GymParts:
     try:
         checkpoint = from_value(GymCheckpoint, value)
     except (ValueError, RecursionError) as error:
-        raise FormatError(f"not a Gym checkpoint: {error}", what=METADATA_KEY) from error
+        raise FormatError(
+            f"not a Gym checkpoint: {error}",
+            what=METADATA_KEY,
+            hint=DAMAGED,
+        ) from error
     known = {receipt.part: receipt for receipt in receipts}
     members = {member.part: member for member in checkpoint.participants}
     if len(members) != len(checkpoint.participants):
-        raise FormatError("a part is named twice", what=METADATA_KEY)
+        raise FormatError(
+            "a part is named twice",
+            what=METADATA_KEY,
+            hint=DAMAGED,
+        )
     for member in members.values():
         receipt = known.get(member.part)
         if receipt is None or receipt.index_digest != member.index_digest:
             raise FormatError(
-                "the Gym checkpoint and the manifest do not name the same part", what=member.part
+                "the Gym checkpoint and the manifest do not name the same part",
+                what=member.part,
+                hint=DAMAGED,
             )
     return GymParts(
         checkpoint_id=checkpoint.checkpoint_id,

@@ -1,17 +1,20 @@
 """Brings all servers to rest, in upstream's order, from the outside in.
 
 The model takes no new calls, so that agents reach a turn boundary; parked agents use no tools,
-so that sessions can be frozen; then the calls that were inside run out.
+so that sessions can be frozen; then the calls that were inside run out. A call that takes too
+long for that is ended: its run parks before it, and makes it again after the resume.
 """
 
+import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from dataclasses import asdict, dataclass
 from typing import Final, TypeVar
 
 from snapfmt.errors import DeadlineExceeded
 from snapfmt_coordinator.gym import observing, routes
-from snapfmt_coordinator.gym.fanout import together
+from snapfmt_coordinator.gym.fanout import SETTLE_S, together
 from snapfmt_coordinator.gym.links import Link, Links, contradiction, until
 from snapfmt_coordinator.gym.observing import observed
 from snapfmt_coordinator.protocol import v1
@@ -21,6 +24,11 @@ R = TypeVar("R", bound=Record)
 
 WAIT_S: Final = 5.0
 """How long a server may hold a question back until it is ready, in seconds."""
+
+INTERRUPT_AFTER: Final = 0.5
+"""Share of the time to prepare after which calls that still generate are ended."""
+INTERRUPT_EVERY_S: Final = 0.2
+LONGER: Final = "allow more time to prepare, or look at what holds them up"
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,8 +47,17 @@ class PrepareCounts:
         return asdict(self)
 
 
-async def prepare(links: Links, checkpoint_id: str, *, deadline_ts: float) -> PrepareCounts:
+async def prepare(
+    links: Links,
+    checkpoint_id: str,
+    *,
+    deadline_ts: float,
+    interrupt_after: float | None = INTERRUPT_AFTER,
+) -> PrepareCounts:
     """Brings all servers to rest. On an error some are closed: resume all of them.
+
+    When the share `interrupt_after` of the time to the deadline is over, model calls that still
+    generate are ended on the servers that can do so without giving their runs up.
 
     Raises:
         DeadlineExceeded: If something still ran at the deadline; names it.
@@ -51,9 +68,10 @@ async def prepare(links: Links, checkpoint_id: str, *, deadline_ts: float) -> Pr
     # First a question that is answered at once: whatever fails later, every agent knows the
     # checkpoint that it will be told to resume.
     await together(work.ask_to_park(link) for link in links.agents)
-    parked = await together(work.park(link) for link in links.agents)
-    sessions = await together(work.freeze(link) for link in links.resources)
-    drained = await together(work.drain(link) for link in links.models)
+    async with work.interrupting(interrupt_after):
+        parked = await together(work.park(link) for link in links.agents)
+        sessions = await together(work.freeze(link) for link in links.resources)
+        drained = await together(work.drain(link) for link in links.models)
     return PrepareCounts(
         parked=sum(reply.parked for reply in parked),
         parked_with_boundary=sum(reply.parked_with_boundary for reply in parked),
@@ -94,12 +112,12 @@ class _Preparation:
             deadline_ts=self.deadline_ts,
         )
         if reply.ready_to_commit and (reply.running or reply.completed_unacknowledged):
-            raise contradiction(link, f"says that it is ready and has {_blockers(reply)}")
+            raise contradiction(link, f"says that it is ready and has {_blockers(link, reply)}")
         return reply
 
     async def park(self, link: Link) -> v1.AgentsPrepared:
         def late(reply: v1.AgentsPrepared) -> str:
-            return f"the agent server is not ready: {_blockers(reply)}"
+            return f"the agent server is not ready: {_blockers(link, reply)}"
 
         with observed(self.links.observe, observing.PARK, link.part) as counts:
             reply = await until(
@@ -127,20 +145,78 @@ class _Preparation:
             counts["sessions"] = reply.sessions
             return reply.sessions
 
+    @asynccontextmanager
+    async def interrupting(self, share: float | None) -> AsyncIterator[None]:
+        """Ends calls that take too long, as long as its body runs."""
+        if share is None:
+            yield
+            return
+        at_rest = asyncio.Event()
+        after_s = max(self.deadline_ts - time.time(), 0.0) * share
+        work = asyncio.create_task(self._interrupt_late(after_s, at_rest))
+        try:
+            yield
+            at_rest.set()
+            await asyncio.wait((work,), timeout=SETTLE_S)
+        except DeadlineExceeded as error:
+            if work.done() and not work.cancelled() and (cause := work.exception()) is not None:
+                error.add_note(f"and model calls could not be ended: {cause}")
+            raise
+        finally:
+            work.cancel()
+            # What failed here shows at the latest when the calls are waited for.
+            await asyncio.gather(work, return_exceptions=True)
+
+    async def _interrupt_late(self, after_s: float, at_rest: asyncio.Event) -> None:
+        if await _set_within(at_rest, after_s):
+            return
+        able = [
+            link
+            for link in self.links.models
+            if v1.INTERRUPT in link.participant.capabilities.features
+        ]
+        await together(self._interrupt(link, at_rest) for link in able)
+
+    async def _interrupt(self, link: Link, at_rest: asyncio.Event) -> None:
+        with observed(self.links.observe, observing.INTERRUPT, link.part) as counts:
+            while (reply := await self._status(link)).inflight_total:
+                ended = await together(self._end_calls(link, run) for run in reply.inflight)
+                counts["interrupted"] = counts.get("interrupted", 0) + sum(ended)
+                if await _set_within(at_rest, INTERRUPT_EVERY_S):
+                    break
+
+    async def _end_calls(self, link: Link, run: v1.Execution) -> int:
+        reply = await link.client.request(
+            routes.ABORT,
+            v1.AbortInflight(
+                checkpoint_id=self.checkpoint_id,
+                deadline_ts=self.deadline_ts,
+                rollout_id=run.rollout_id,
+                attempt_index=run.attempt_index,
+                keep_run=True,
+            ),
+            v1.AbortedInflight,
+            deadline_ts=self.deadline_ts,
+        )
+        return reply.aborted_inflight
+
+    async def _status(self, link: Link, **wait: str) -> v1.ModelAdmission:
+        return await link.client.request(
+            routes.STATUS,
+            None,
+            v1.ModelAdmission,
+            deadline_ts=self.deadline_ts,
+            query={
+                "checkpoint_id": self.checkpoint_id,
+                "deadline_ts": repr(self.deadline_ts),
+                **wait,
+            },
+        )
+
     async def drain(self, link: Link) -> v1.ModelAdmission:
         async def ask() -> v1.ModelAdmission:
-            reply = await link.client.request(
-                routes.STATUS,
-                None,
-                v1.ModelAdmission,
-                deadline_ts=self.deadline_ts,
-                query={
-                    "checkpoint_id": self.checkpoint_id,
-                    "deadline_ts": repr(self.deadline_ts),
-                    "wait_state": "paused",
-                    "timeout_s": f"{self._wait_s():.3f}",
-                },
-            )
+            wait_s = f"{self._wait_s():.3f}"
+            reply = await self._status(link, wait_state="paused", timeout_s=wait_s)
             if reply.admission != "paused":
                 raise contradiction(link, "accepts calls again, while the checkpoint is prepared")
             return reply
@@ -161,12 +237,22 @@ class _Preparation:
 
     @staticmethod
     def _late(link: Link, text: Callable[[R], str]) -> Callable[[R], DeadlineExceeded]:
-        return lambda reply: DeadlineExceeded(text(reply), what=link.part)
+        return lambda reply: DeadlineExceeded(text(reply), what=link.part, hint=LONGER)
 
 
-def _blockers(reply: v1.AgentsPrepared) -> str:
+async def _set_within(event: asyncio.Event, seconds: float) -> bool:
+    try:
+        async with asyncio.timeout(seconds):
+            return await event.wait()
+    except TimeoutError:
+        return False
+
+
+def _blockers(link: Link, reply: v1.AgentsPrepared) -> str:
     first = (*reply.blocking_attempts, *reply.completed_unacknowledged_attempts)[:3]
-    named = "".join(f"; {item.rollout_id} run {item.attempt_index}" for item in first)
+    named = "".join(
+        f"; {link.client.clean(item.rollout_id)} run {item.attempt_index}" for item in first
+    )
     return (
         f"{reply.running} running, "
         f"{reply.completed_unacknowledged} finished and not acknowledged{named}"

@@ -16,6 +16,7 @@ from snapfmt_coordinator.gym.upkeep import discard_installed
 from snapfmt_coordinator.participant import agent_part, model_part, sessions_part
 from snapfmt_coordinator.protocol import v1
 
+FRESH: Final = "look at this server's log, and restore into servers that were started afresh"
 GIVE_UP_S: Final = 30.0
 """Least time to open the servers again after a restore failed, in seconds."""
 
@@ -47,6 +48,7 @@ def check(links: Links, committed: GymParts, source_checkpoint_id: str) -> None:
         raise RestoreRefused(
             f"the snapshot is of checkpoint {committed.checkpoint_id!r}",
             what=source_checkpoint_id,
+            hint="name the checkpoint that the snapshot was saved under",
         )
     live = {link.part for link in links}
     saved = {receipt.part for receipt in committed.receipts}
@@ -110,7 +112,7 @@ async def restore(
         failure = error
         if isinstance(error, SnapfmtError):
             text = f"the restore was given up ({error.code}: {error})"
-            failure = ParticipantFailed(text, what=error.what)
+            failure = ParticipantFailed(text, what=error.what, hint=error.hint or FRESH)
         await _give_up(links, restore_id, deadline_ts, snapshot, failure)
         if failure is error:
             raise
@@ -158,7 +160,11 @@ def _next_runs(part: Part, component: str) -> set[tuple[str, int]]:
 
 def _check_restored(link: Link, reply: v1.Restored, committed: GymParts) -> None:
     if reply.state != "restored_paused":
-        raise ParticipantFailed(f"the server is {reply.state} after its restore", what=link.part)
+        raise ParticipantFailed(
+            f"the server is {reply.state} after its restore",
+            what=link.part,
+            hint="restore into a server that was started afresh",
+        )
     pairs = (
         ("continuation", reply.continuation_index, committed.continuation_indexes),
         ("storage reference", reply.storage_reference_index, committed.storage_reference_indexes),
@@ -168,4 +174,5 @@ def _check_restored(link: Link, reply: v1.Restored, committed: GymParts) -> None
             raise ParticipantFailed(
                 f"the {kind} index that was restored is not the one that was committed",
                 what=link.part,
+                hint="restore into a server that was started afresh; then verify the snapshot",
             )

@@ -15,10 +15,14 @@ STAGE_PATIENCE_S: Final = 5.0
 _OPEN_ALREADY: Final = ("unknown_checkpoint", "stale_checkpoint")
 
 
-async def resume(links: Links, checkpoint_id: str, *, deadline_ts: float) -> None:
+async def resume(
+    links: Links, checkpoint_id: str, *, deadline_ts: float, same_process: bool = False
+) -> None:
     """Opens resources, then models, then agents; each is told, whatever fails before.
 
-    A server that knows nothing of the checkpoint, or no longer, is open already.
+    A server that knows nothing of the checkpoint, or no longer, is open already. One that was
+    restarted is opened all the same; with `same_process` that is an error afterwards, since what
+    a restore had installed is gone.
 
     Raises:
         ControlRefused, ParticipantFailed, DeadlineExceeded: If one may still be closed; it
@@ -36,6 +40,7 @@ async def resume(links: Links, checkpoint_id: str, *, deadline_ts: float) -> Non
                     deadline_ts=deadline_ts,
                     # Nothing is more urgent: as long as there is time, it is tried.
                     patience_s=max(deadline_ts - time.time(), 0.0),
+                    watched=same_process,
                 )
             except ControlRefused as refusal:
                 if refusal.reason not in _OPEN_ALREADY:

@@ -7,6 +7,7 @@ from snapfmt_coordinator.protocol import v1
 
 PAUSE: Final = f"{v1.MODEL_ADMISSION}/pause"
 STATUS: Final = f"{v1.MODEL_ADMISSION}/status"
+ABORT: Final = f"{v1.MODEL_ADMISSION}/abort_inflight"
 ACKNOWLEDGE: Final = f"{v1.AGENT}/acknowledge-completed"
 PREPARE_AGENT: Final = f"{v1.AGENT}/prepare"
 PREPARE_RESOURCES: Final = f"{v1.RESOURCES}/prepare"

@@ -22,6 +22,8 @@ async def acknowledge(
 ) -> None:
     """Tells each agent server which of its results were adopted; safe to repeat.
 
+    A result that its server does not know any more counts as acknowledged.
+
     Raises:
         InputError: If there is no agent server of a name.
         ControlRefused: If a receipt is not that of the retained result.
@@ -42,6 +44,8 @@ async def acknowledge(
                 )
                 _check_acknowledged(link, page, reply)
                 counts["acknowledged"] = counts.get("acknowledged", 0) + len(page)
+                if reply.unknown:
+                    counts["unknown"] = counts.get("unknown", 0) + len(reply.unknown)
 
     agents = _agents(links, by_agent)
     await together(send(link, owed) for link, owed in agents)
@@ -50,12 +54,15 @@ async def acknowledge(
 def _check_acknowledged(
     link: Link, page: Iterable[CompletionReceipt], reply: v1.Acknowledged
 ) -> None:
-    done = {(item.rollout_id, item.attempt_index) for item in reply.acknowledged}
+    # Of a run that a restarted agent does not know, nothing is left to let go of.
+    settled = (*reply.acknowledged, *reply.unknown)
+    done = {(item.rollout_id, item.attempt_index) for item in settled}
     for item in page:
         if (item.rollout_id, item.attempt_index) not in done:
             raise ParticipantFailed(
                 f"the server did not confirm {item.rollout_id} run {item.attempt_index}",
                 what=link.part,
+                hint="acknowledge it again; it is safe to repeat",
             )
 
 

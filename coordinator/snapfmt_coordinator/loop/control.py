@@ -42,7 +42,7 @@ class Control:
         self.durable_step = BOOTSTRAP
         self.committing = False
         self.over: list[Execution] = []
-        """Runs that are finished and acknowledged, for Gym to retire."""
+        """Runs that are over, for Gym to retire: acknowledged, or given up by a restore."""
         self.restarted: tuple[Run, ...] = ()
         """Runs that a restore gave to unfinished rollouts."""
         self.continued: frozenset[str] = frozenset()
@@ -126,6 +126,11 @@ class Control:
         if self._go_to_step is not None:
             await self._go_to_step(saved.run.train_steps)
         self.restarted, self.continued = restarted, continued
+        # Closed also where Gym has nothing of them, or a late request would begin them again.
+        self.over = [
+            Execution(rollout_id=run.rollout_id, attempt_index=run.attempt_index - 1)
+            for run in restarted
+        ]
         self.state = state
         self.train_steps = self.durable_step = saved.run.train_steps
 
@@ -135,7 +140,7 @@ class Control:
             await self._go_to_step(BOOTSTRAP)
         self.state = RlState(**self._shape, capacity=self._capacity)
         self.train_steps = self.durable_step = BOOTSTRAP
-        self.restarted, self.continued = (), frozenset()
+        self.restarted, self.continued, self.over = (), frozenset(), []
 
 
 class LoopSaved:
@@ -150,7 +155,7 @@ class LoopSaved:
         return self.saved.required_rows()
 
     def dispatched_runs(self) -> frozenset[str]:
-        """Runs that were sent and had no adopted result."""
+        """Runs that Gym might go on with."""
         return self.saved.dispatched_runs()
 
     def pending_acknowledgements(self) -> int:

@@ -37,6 +37,7 @@ def restore_report(result: RestoreResult) -> dict[str, Any]:
         "total_s": result.total_s,
         "continued": [[item.rollout_id, item.attempt_index] for item in result.continued],
         "started_over": [[item.rollout_id, item.attempt_index] for item in result.started_over],
+        "reasons": list(result.reasons),
         "passed_over": [[number, why] for number, why in result.passed_over],
         "timeline": to_value(result.timeline),
     }

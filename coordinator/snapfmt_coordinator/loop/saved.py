@@ -1,6 +1,6 @@
 """The controller's part of a snapshot: the state at a cut, written and read back."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, Final, Literal, TypeVar
 
@@ -10,8 +10,8 @@ from snapfmt import PartWriter, Snapshot
 from snapfmt.errors import FormatError
 from snapfmt_coordinator.loop.state import StateCut
 from snapfmt_schemas._base import Record
-from snapfmt_schemas.identity import Count
-from snapfmt_schemas.ledger import LedgerGroup, RecoveryLedger
+from snapfmt_schemas.identity import Count, capture_key
+from snapfmt_schemas.ledger import LedgerGroup, RecoveryLedger, Sibling, logical_rollout_id
 from snapfmt_schemas.lines import from_line, to_value
 from snapfmt_schemas.loader import LoaderPlace
 from snapfmt_schemas.opaque import Items
@@ -83,7 +83,7 @@ class CutState:
         return canonical_rows(self.state.replay)
 
     def dispatched_runs(self) -> frozenset[str]:
-        """Runs that were sent and have no adopted result."""
+        """Runs that Gym may go on with."""
         return dispatched_runs(self.state.groups)
 
     def pending_acknowledgements(self) -> int:
@@ -163,7 +163,7 @@ class SavedState:
         return canonical_rows(self.replay.groups)
 
     def dispatched_runs(self) -> frozenset[str]:
-        """Runs that were sent and had no adopted result."""
+        """Runs that Gym might go on with."""
         return dispatched_runs(self.ledger.groups)
 
     def pending_acknowledgements(self) -> int:
@@ -190,10 +190,22 @@ def canonical_rows(groups: Sequence[ReplayGroup]) -> frozenset[str]:
 
 
 def dispatched_runs(groups: Sequence[LedgerGroup]) -> frozenset[str]:
-    """Capture keys of runs that were sent and have no adopted result."""
+    """Capture keys of runs that Gym may go on with.
+
+    Those that were sent and have no adopted result, and those that a restore has set up in Gym
+    and that were not sent yet: they come after a run that the restore gave up.
+    """
     return frozenset(
-        key for group in groups for key, run in group.runs() if run.status == "dispatched"
+        key for group in groups for sibling in group.siblings for key in _open_run(group, sibling)
     )
+
+
+def _open_run(group: LedgerGroup, sibling: Sibling) -> Iterator[str]:
+    *earlier, newest = sibling.attempts
+    set_up = newest.status == "reserved" and earlier and earlier[-1].status == "abandoned"
+    if newest.status == "dispatched" or set_up:
+        rollout_id = logical_rollout_id(group.group_id, sibling.generation_index)
+        yield capture_key(rollout_id, newest.attempt_index)
 
 
 def _document(snapshot: Snapshot, path: str, model: type[R]) -> R:

@@ -10,6 +10,7 @@ from snapfmt_coordinator.participant.execution import AgentExecution
 from snapfmt_coordinator.participant.fence import GRACE_S, Fence
 from snapfmt_coordinator.participant.holding import CutHolder
 from snapfmt_coordinator.participant.naming import check_run
+from snapfmt_coordinator.participant.redacting import Secrets
 from snapfmt_coordinator.participant.runs import Remembered, Run, Runs, State
 from snapfmt_coordinator.participant.tombstones import Tombstones
 from snapfmt_coordinator.protocol import v1
@@ -35,13 +36,18 @@ Cut = tuple[AgentBoundaryRecord, ...]
 
 
 class AgentParticipant:
-    """What an agent server holds of every run, and what it answers the coordinator."""
+    """What an agent server holds of every run, and what it answers the coordinator.
+
+    `secrets` says what becomes of values in its state whose names read like a secret's
+    (`redacting.Secrets`).
+    """
 
     def __init__(
         self,
         *,
         server_name: str,
         name: str = "agent",
+        secrets: Secrets = "redact",
         grace_s: float = GRACE_S,
         features: Sequence[str] = FEATURES,
         clock: Callable[[], float] = time.time,
@@ -51,6 +57,7 @@ class AgentParticipant:
         self.part = f"gym/agent/{server_name}"
         self.fence = Fence(grace_s=grace_s, clock=clock)
         self._features = tuple(features)
+        self._secrets: Secrets = secrets
         self._runs = Runs(self._settle)
         self._closed = Tombstones()
         self._acknowledged = Remembered()
@@ -81,12 +88,19 @@ class AgentParticipant:
         if self._closed.covers(rollout_id, attempt_index) or self._acknowledged.get(
             rollout_id, attempt_index
         ):
-            raise refused("stale_attempt", "this run is over", what=what)
+            raise refused(
+                "stale_attempt", "this run is over", what=what, hint="send the rollout's next run"
+            )
         boundary = None
         old = self._runs.of(rollout_id)
         if old is not None:
             if old.attempt_index > attempt_index:
-                raise refused("stale_attempt", "a newer run of this rollout exists", what=what)
+                raise refused(
+                    "stale_attempt",
+                    "a newer run of this rollout exists",
+                    what=what,
+                    hint="stop sending this one; its work does not count",
+                )
             if old.attempt_index == attempt_index:
                 if old.state != "restored":
                     raise refused(
@@ -134,16 +148,25 @@ class AgentParticipant:
     def acknowledge(self, receipts: Sequence[CompletionReceipt]) -> v1.Acknowledged:
         """Let go of results that the trainer adopted: all of them, or none.
 
+        A run of which nothing is held has nothing to let go of: an agent that was restarted
+        has forgotten its results, and the trainer has them. Such a run is over from now on.
+
         Raises:
             ControlRefused: `completed_execution_acknowledgement_error` if a receipt differs
-                in any field from the one that is retained.
+                in any field from the one that is retained, or the run has not ended.
         """
         fresh: dict[str, Run] = {}
+        unknown: dict[tuple[str, int], CompletionReceipt] = {}
         for receipt in receipts:
+            name = (receipt.rollout_id, receipt.attempt_index)
             run = self._runs.of(receipt.rollout_id)
+            held = run is not None and run.attempt_index == receipt.attempt_index
+            known = self._acknowledged.get(*name) or unknown.get(name)
             if run is not None and run.receipt == receipt:
                 fresh[receipt.rollout_id] = run
-            elif self._acknowledged.get(receipt.rollout_id, receipt.attempt_index) != receipt:
+            elif known is None and not held:
+                unknown[name] = receipt
+            elif known != receipt:
                 raise refused(
                     "completed_execution_acknowledgement_error",
                     "the receipt is not that of a result retained here; none was acknowledged",
@@ -153,13 +176,22 @@ class AgentParticipant:
         for run in fresh.values():
             self._acknowledged.put(run.rollout_id, run.attempt_index, run.receipt)
             self._runs.remove(run)
+        for (rollout_id, attempt_index), receipt in unknown.items():
+            self._acknowledged.put(rollout_id, attempt_index, receipt)
         self._acknowledgements += len(fresh)
+        known_ones = [
+            item for item in receipts if (item.rollout_id, item.attempt_index) not in unknown
+        ]
         return v1.Acknowledged(
             acknowledged=tuple(
                 v1.Execution(rollout_id=item.rollout_id, attempt_index=item.attempt_index)
-                for item in receipts
+                for item in known_ones
             ),
-            idempotent=len(receipts) - len(fresh),
+            idempotent=len(known_ones) - len(fresh),
+            unknown=tuple(
+                v1.Execution(rollout_id=rollout_id, attempt_index=attempt_index)
+                for rollout_id, attempt_index in unknown
+            ),
         )
 
     def completion_receipt(self, execution: v1.Execution) -> CompletionReceipt:
@@ -177,6 +209,7 @@ class AgentParticipant:
                 "unknown_execution",
                 "no finished run of this name is known",
                 what=_what(rollout_id, attempt_index),
+                hint="it runs still, or ended before this server was started",
             )
         return known
 
@@ -219,7 +252,7 @@ class AgentParticipant:
             ControlRefused: `agent_prepare_incomplete`, `agent_checkpoint_error` and those of
                 `CutHolder.commit`.
         """
-        return await self._holder.commit(request, take=self._take, write=_write)
+        return await self._holder.commit(request, take=self._take, write=self._write)
 
     async def restore(self, request: v1.Restore) -> v1.Restored:
         """Set up every saved run as the rollout's next run; see `restoring.restore`."""
@@ -319,6 +352,10 @@ class AgentParticipant:
             state="committed_paused", ready=False, records=len(cut), rollouts=len(cut)
         )
 
+    async def _write(self, cut: Cut, ticket: Ticket) -> v1.Committed:
+        with parts.failing_as("agent_checkpoint_error", "the part was not written"):
+            return await asyncio.to_thread(agent_part.write, cut, ticket, self._secrets)
+
     def _conflict(self, saved: agent_part.SavedRuns) -> str:
         for record in saved.records:
             next_run = record.attempt_index + 1
@@ -331,15 +368,13 @@ class AgentParticipant:
             run_index = record.attempt_index + 1
             boundary = record.model_copy(update={"attempt_index": run_index})
             self._closed.close(record.rollout_id, record.attempt_index)
-            self._runs.add(Run(record.rollout_id, run_index, 0, "restored", boundary))
+            if record.rollout_id not in saved.redacted:
+                self._runs.add(Run(record.rollout_id, run_index, 0, "restored", boundary))
         return v1.Restored(
-            state=self.fence.phase, restored=len(saved.records), continuation_index=saved.index
+            state=self.fence.phase,
+            restored=len(saved.records) - len(saved.redacted),
+            continuation_index=saved.index,
         )
-
-
-async def _write(cut: Cut, ticket: Ticket) -> v1.Committed:
-    with parts.failing_as("agent_checkpoint_error", "the part was not written"):
-        return await asyncio.to_thread(agent_part.write, cut, ticket)
 
 
 def _what(rollout_id: str, attempt_index: int) -> str:

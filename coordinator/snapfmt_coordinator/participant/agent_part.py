@@ -6,7 +6,8 @@ from typing import Final
 
 from snapfmt.errors import FormatError, InvalidRecord
 from snapfmt.reading.snapshot import Part
-from snapfmt_coordinator.participant import parts
+from snapfmt_coordinator.participant import parts, redacting
+from snapfmt_coordinator.participant.redacting import Secrets
 from snapfmt_coordinator.protocol.v1 import Committed, ReferenceIndex
 from snapfmt_schemas import redaction
 from snapfmt_schemas.agent import AgentBoundaryRecord
@@ -24,6 +25,8 @@ class SavedRuns:
 
     records: tuple[AgentBoundaryRecord, ...]
     index: ReferenceIndex
+    redacted: frozenset[str] = frozenset()
+    """Rollouts whose record is not whole: they start over."""
 
 
 def continuations(records: Sequence[AgentBoundaryRecord]) -> list[Continuation]:
@@ -32,22 +35,24 @@ def continuations(records: Sequence[AgentBoundaryRecord]) -> list[Continuation]:
     return sorted(found, key=lambda line: (line.capture_key, line.last_committed_model_call_id))
 
 
-def write(records: Sequence[AgentBoundaryRecord], ticket: Ticket) -> Committed:
+def write(
+    records: Sequence[AgentBoundaryRecord], ticket: Ticket, secrets: Secrets = "redact"
+) -> Committed:
     """Write and seal the part.
 
     Raises:
         SnapfmtError: If it cannot be written.
     """
-    for record in records:
-        _check_names(record)
+    if secrets == "redact":
+        for record in records:
+            _check_names(record)
     lines = continuations(records)
     ordered = sorted(
         records, key=lambda record: capture_key(record.rollout_id, record.attempt_index)
     )
     with parts.open_part(ticket) as part:
-        # A cut has one run of each rollout, so the rollout's id finds its record.
-        part.records(BOUNDARIES, ordered, key="rollout_id")
-        part.records(CONTINUATIONS, lines, key="capture_key")
+        redacted = redacting.write(part, BOUNDARIES, ordered, secrets)
+        part.records(CONTINUATIONS, lines, key="capture_key", redact=False)
         receipt = part.seal()
     index = parts.reference(parts.sealed_part(ticket, receipt), CONTINUATIONS)
     return Committed(
@@ -55,6 +60,7 @@ def write(records: Sequence[AgentBoundaryRecord], ticket: Ticket) -> Committed:
         ready=True,
         records=len(ordered),
         rollouts=len(ordered),
+        redacted=redacted,
         receipt=receipt,
         continuation_index=index,
     )
@@ -80,7 +86,7 @@ def read(part: Part) -> SavedRuns:
             "the continuation index does not agree with the boundary records",
             what=f"{part.name}: {(other or sorted(missing) or ['order'])[0]}",
         )
-    return SavedRuns(records, parts.reference(part, CONTINUATIONS))
+    return SavedRuns(records, parts.reference(part, CONTINUATIONS), redacting.read(part, records))
 
 
 def _check_names(record: AgentBoundaryRecord) -> None:

@@ -103,11 +103,20 @@ def _length(request: Request) -> int:
 
 
 def _too_large() -> ControlRefused:
-    return refused("request_too_large", f"the body is larger than {MAX_BODY} bytes")
+    return refused(
+        "request_too_large",
+        f"the body is larger than {MAX_BODY} bytes",
+        hint="send it in shorter lists",
+    )
 
 
 def _invalid(error: ValidationError) -> ControlRefused:
     # Without the input, which may hold what nobody should see in a log.
     first = error.errors(include_url=False, include_input=False, include_context=False)[0]
     place = ".".join(str(step) for step in first["loc"])
-    return refused("invalid_request", f"{place or 'body'}: {first['msg']}", what=place or "body")
+    return refused(
+        "invalid_request",
+        f"{place or 'body'}: {first['msg']}",
+        what=place or "body",
+        hint="see spec/v1/13-control-routes.md",
+    )

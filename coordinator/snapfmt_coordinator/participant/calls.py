@@ -1,13 +1,16 @@
 """Model calls in flight: who is inside, what was given up, and one at a time per call id."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Iterator
+from itertools import islice
 from types import TracebackType
-from typing import Self
+from typing import Any, Self, TypeVar
 
 from snapfmt_coordinator.participant.ledger import Ledger, RunKey, check_fingerprint
 from snapfmt_coordinator.protocol.codes import refused
 from snapfmt_schemas.lineage import ModelFailureRow, ModelLineageRow
+
+T = TypeVar("T")
 
 
 class ModelCall:
@@ -39,6 +42,8 @@ class ModelCall:
         self._ledger = ledger
         self._inside = False
         self._done = asyncio.Event()
+        self._generation: asyncio.Future[Any] | None = None
+        self._interrupted = False
 
     async def __aenter__(self) -> Self:
         self._admit(self._key)
@@ -76,6 +81,39 @@ class ModelCall:
         self.aborted.set()
         self._done.set()
 
+    async def generated(self, work: Awaitable[T]) -> T:
+        """The result of the generation, which a checkpoint that cannot wait for it may end.
+
+        Nothing may be stored by it: the agent parks and makes the same call again after the
+        resume, as if this one had never been.
+
+        Raises:
+            ControlRefused: `model_admission_closed` if it was ended.
+        """
+        task = asyncio.ensure_future(work)
+        self._generation = task
+        try:
+            return await task
+        except asyncio.CancelledError:
+            current = asyncio.current_task()
+            if not self._interrupted or (current is not None and current.cancelling()):
+                raise
+        finally:
+            self._generation = None
+        raise refused(
+            "model_admission_closed",
+            "a checkpoint could not wait for this call",
+            what=f"{self.rollout_id} run {self.attempt_index} call {self.model_call_id}",
+            hint="park, and make it again after the resume",
+        )
+
+    def interrupt(self) -> bool:
+        """End the generation if that is what the call is at."""
+        if self._generation is None or not self._generation.cancel():
+            return False
+        self._interrupted = True
+        return True
+
     def commit(self, row: ModelLineageRow) -> ModelLineageRow:
         """Record the call, once its token-capture row is stored; returns the row that counts.
 
@@ -89,6 +127,7 @@ class ModelCall:
                 "ledger_mismatch",
                 f"the row is that of call {row.model_call_id!r}",
                 what=self.model_call_id,
+                hint="commit the row of the call that was entered",
             )
         return self._ledger.append(self._key, row)
 
@@ -108,6 +147,7 @@ class ModelCall:
                 "stale_attempt",
                 "the run was given up" if self.aborted.is_set() else "the call has left",
                 what=f"{self.rollout_id} run {self.attempt_index} call {self.model_call_id}",
+                hint="stop this call; its work does not count",
             )
 
     def _leave(self) -> None:
@@ -133,6 +173,14 @@ class Calls:
     def has_rollout(self, rollout_ids: set[str]) -> str:
         """One of these rollouts that has a call in flight, or nothing."""
         return next((key[0] for key in self._inside if key[0] in rollout_ids), "")
+
+    def runs(self, most: int) -> Iterator[RunKey]:
+        """Up to so many runs that have calls inside."""
+        return islice(self._inside, most)
+
+    def interrupt(self, key: RunKey) -> int:
+        """End what the calls of a run generate; how many there were. They leave by themselves."""
+        return sum(call.interrupt() for call in self._inside.get(key, ()))
 
     def enter(self, key: RunKey, call: ModelCall) -> None:
         """Count a call."""

@@ -57,7 +57,12 @@ class AgentExecution:
 
     @property
     def restored(self) -> AgentBoundaryRecord | None:
-        """The boundary that it goes on from, as this run's own; None: it starts over."""
+        """The boundary that it goes on from, as this run's own; None: it starts over.
+
+        Unless the participant keeps secrets, each value of `model_server_cookies` is the text
+        `[redacted]`, under its old name: do not send them, the model server knows no such
+        session. Nothing else in the record was changed.
+        """
         return self._restored
 
     @property

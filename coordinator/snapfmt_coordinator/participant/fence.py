@@ -5,6 +5,8 @@
 
 One checkpoint id at a time. A closed participant opens again by itself when the deadline of
 its checkpoint plus a grace has passed: a coordinator that died must not stop the rollouts.
+Deadlines are absolute on the wire, and become remaining seconds on arrival: from then on the
+wall clock may be set without a lease that ends early or never.
 """
 
 import asyncio
@@ -33,24 +35,40 @@ _LOG = logging.getLogger(__name__)
 
 
 class Fence:
-    """Admission of one participant. For one event loop; every change is synchronous."""
+    """Admission of one participant. For one event loop; every change is synchronous.
 
-    def __init__(self, *, grace_s: float = GRACE_S, clock: Callable[[], float] = time.time) -> None:
+    `clock` is the wall clock, which deadlines are compared with as they arrive; `timer` is
+    monotonic, and leases run on it.
+    """
+
+    def __init__(
+        self,
+        *,
+        grace_s: float = GRACE_S,
+        clock: Callable[[], float] = time.time,
+        timer: Callable[[], float] = time.monotonic,
+    ) -> None:
         self.phase: Phase = "idle"
         self.active_id: str | None = None
         self.deadline_ts: float | None = None
         self.grace_s = grace_s
         self.clock = clock
+        self.timer = timer
         self.changed = Signal()
         self._stale: deque[str] = deque(maxlen=REMEMBERED_IDS)
         self._openers: list[Callable[[], None]] = []
-        self._lease = Lease(clock, self._expire)
+        self._lease = Lease(timer, self._expire)
+        self._ends_at: float | None = None
         self._running: dict[tuple[str, str, str], asyncio.Task[Any]] = {}
         self._answers: dict[tuple[str, str, str], Any] = {}
 
     @property
     def closed(self) -> bool:
-        """Whether new work is refused."""
+        """Whether new work is refused; opens first if the lease has ended.
+
+        A loop that was busy or stopped may come here before the lease's own timer.
+        """
+        self._lease.check()
         return self.phase != "idle"
 
     def on_open(self, call: Callable[[], None]) -> None:
@@ -66,7 +84,7 @@ class Fence:
         return checkpoint_id in self._stale
 
     def remaining(self, request: Control) -> float:
-        """Seconds to the deadline of a request."""
+        """Seconds to the deadline of a request that has just arrived."""
         return request.deadline_ts - self.clock()
 
     def check_deadline(self, request: Control) -> None:
@@ -150,7 +168,13 @@ class Fence:
     def renew(self, deadline_ts: float) -> None:
         """Move the deadline of the checkpoint in force, and its lease; never back."""
         self.deadline_ts = max(deadline_ts, self.deadline_ts or deadline_ts)
-        self._lease.set(self.deadline_ts + self.grace_s)
+        ends_at = self.lease_end(deadline_ts)
+        self._ends_at = max(ends_at, self._ends_at or ends_at)
+        self._lease.set(self._ends_at)
+
+    def lease_end(self, deadline_ts: float) -> float:
+        """When the lease of a request ends that has just arrived, by `timer`."""
+        return self.timer() + (deadline_ts - self.clock()) + self.grace_s
 
     def move(self, phase: Phase) -> None:
         """Go on to a phase of the checkpoint in force."""
@@ -184,7 +208,7 @@ class Fence:
 
     def withdraw(self) -> None:
         """Open admission as if the checkpoint in force had never been asked for."""
-        self.active_id = self.deadline_ts = None
+        self.active_id = self.deadline_ts = self._ends_at = None
         self._answers.clear()
         self._lease.clear()
         self.move("idle")

@@ -37,7 +37,7 @@ class CutHolder(Generic[C]):
         self.part = part
         self._fence = fence
         self._held: _Held[C] | None = None
-        self._lease = Lease(fence.clock, self._expire)
+        self._lease = Lease(fence.timer, self._expire)
 
     @property
     def holds(self) -> str | None:
@@ -101,7 +101,7 @@ class CutHolder(Generic[C]):
         held.ticket = request.ticket
         if self._fence.is_active(request.checkpoint_id):
             self._fence.renew(request.deadline_ts)
-        held.ends_at = max(held.ends_at, request.deadline_ts + self._fence.grace_s)
+        held.ends_at = max(held.ends_at, self._fence.lease_end(request.deadline_ts))
         self._lease.set(held.ends_at)
         return held
 
@@ -138,7 +138,7 @@ class CutHolder(Generic[C]):
     def _expire(self) -> None:
         held = self._held
         if held is not None and held.task is not None and held.answer is None:
-            self._lease.set(self._fence.clock() + max(self._fence.grace_s, 1.0))
+            self._lease.set(self._fence.timer() + max(self._fence.grace_s, 1.0))
         else:
             self.drop()
 

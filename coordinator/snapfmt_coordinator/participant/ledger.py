@@ -3,12 +3,16 @@
 from bisect import bisect_right
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import Any, Final
 
+from snapfmt.writing.lines import PreparedLine
 from snapfmt_coordinator.protocol.codes import refused
 from snapfmt_schemas.lineage import ModelFailureRow, ModelLineageRow
+from snapfmt_schemas.lines import to_line
 
 RunKey = tuple[str, int]
 """A rollout's id and its run."""
+_BARE: Final[Mapping[str, Any]] = {"staging_chain": None}
 
 
 @dataclass(slots=True, eq=False)
@@ -21,6 +25,8 @@ class RunLedger:
     row_marks: list[int] = field(default_factory=list)
     """When each row was added, by the ledger's own count; so a cut is one number."""
     failure_marks: list[int] = field(default_factory=list)
+    lines: dict[str, PreparedLine] = field(default_factory=dict)
+    """Of rows that were saved before, by call id; only the thread that writes a part uses it."""
 
     def append(self, row: ModelLineageRow, mark: int) -> ModelLineageRow:
         """Add a call; the row that counts, which is the known one for a retry.
@@ -38,6 +44,8 @@ class RunLedger:
                 "ledger_mismatch",
                 f"the parent {row.parent_call_id!r} is not a committed call of this run",
                 what=row.model_call_id,
+                hint="let the run fail, so that its rollout starts over; a server that was"
+                " restarted has no call of it",
             )
         # The mark first: a row is never seen without one by the thread that writes a cut.
         self.row_marks.append(mark)
@@ -53,6 +61,14 @@ class RunLedger:
     def rows_until(self, mark: int) -> list[ModelLineageRow]:
         """The calls up to a cut."""
         return self.rows[: bisect_right(self.row_marks, mark)]
+
+    def line(self, row: ModelLineageRow) -> PreparedLine:
+        """What is stored of a call, without its ancestors' keys; made once, since rows stay."""
+        known = self.lines.get(row.model_call_id)
+        if known is None:
+            bare = row if row.staging_chain is None else row.model_copy(update=_BARE)
+            known = self.lines[row.model_call_id] = PreparedLine(to_line(bare), row.staging_key)
+        return known
 
     def failures_until(self, mark: int) -> list[ModelFailureRow]:
         """The failures up to a cut."""

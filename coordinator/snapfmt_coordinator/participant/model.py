@@ -21,7 +21,15 @@ from snapfmt_schemas.lineage import ModelLineageRow
 
 __all__ = ["ModelCall", "ModelParticipant", "ModelStatus"]
 
-FEATURES: Final = (v1.STORAGE_REFERENCES, v1.TICKET, v1.DEFERRED, v1.PART_RESTORE)
+FEATURES: Final = (
+    v1.STORAGE_REFERENCES,
+    v1.TICKET,
+    v1.DEFERRED,
+    v1.PART_RESTORE,
+    v1.INTERRUPT,
+)
+NAMED: Final = 128
+"""How many runs with calls inside a reply names; its count is that of all calls."""
 
 
 class ModelStatus(v1.Control):
@@ -151,13 +159,19 @@ class ModelParticipant:
         return self._admission()
 
     async def abort_inflight(self, request: v1.AbortInflight) -> v1.AbortedInflight:
-        """Give up the calls of one run, and the run.
+        """Give up the calls of one run, and the run; or, with `keep_run`, what they generate.
 
         Raises:
             ControlRefused: `not_a_policy_instance`, `unknown_checkpoint`, `stale_checkpoint`,
                 `deadline_passed`, `wrong_phase`.
         """
         self._check_policy()
+
+        if request.keep_run:
+            # Each time anew: a retry that waited for an interrupted call may be at it by now.
+            self.fence.require(request, "preparing", "prepared")
+            ended = self._calls.interrupt((request.rollout_id, request.attempt_index))
+            return v1.AbortedInflight(aborted_inflight=ended)
 
         async def body() -> v1.AbortedInflight:
             self.fence.require(request, "preparing", "prepared")
@@ -241,7 +255,9 @@ class ModelParticipant:
         check_run(*key)
         what = f"{key[0]} run {key[1]}"
         if self._closed(*key):
-            raise refused("stale_attempt", "this run is over", what=what)
+            raise refused(
+                "stale_attempt", "this run is over", what=what, hint="send the rollout's next run"
+            )
         if self.fence.closed:
             raise refused(
                 "model_admission_closed",
@@ -256,6 +272,7 @@ class ModelParticipant:
                 "not_a_policy_instance",
                 "only the policy model takes part; others must go on, so that tools can finish",
                 what=self.server_name,
+                hint="leave this server out of checkpoints",
             )
 
     def _settle(self) -> None:
@@ -270,6 +287,10 @@ class ModelParticipant:
             admission="paused" if self.fence.closed else "accepting",
             inflight_total=self._calls.total,
             tombstones=len(self._given_up),
+            inflight=tuple(
+                v1.Execution(rollout_id=rollout_id, attempt_index=attempt_index)
+                for rollout_id, attempt_index in self._calls.runs(NAMED)
+            ),
         )
 
     def _take(self) -> tuple[LedgerCut, v1.Committed]:

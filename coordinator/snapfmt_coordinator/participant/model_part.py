@@ -1,11 +1,13 @@
 """The model's part: lineage of the parked runs and what it refers to. Blocks; no live state."""
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal
 
 from snapfmt.errors import FormatError
 from snapfmt.reading.snapshot import Part
+from snapfmt.writing.lines import PreparedLine
 from snapfmt_coordinator.participant import parts
 from snapfmt_coordinator.participant.agent_part import CONTINUATIONS
 from snapfmt_coordinator.participant.ledger import LedgerCut, RunKey, RunLedger
@@ -20,11 +22,13 @@ from snapfmt_schemas.lineage import (
     ModelFailureRow,
     ModelLineageRow,
 )
+from snapfmt_schemas.lines import to_line
 
 LINEAGE: Final = "lineage.jsonl"
 FAILURES: Final = "failures.jsonl"
 REFERENCES: Final = "storage-references.jsonl"
 LEDGER: Final = "ledger.json"
+DAMAGED: Final = "verify the snapshot, and restore another one"
 
 
 class SavedRun(Record):
@@ -62,10 +66,12 @@ def write(cut: LedgerCut, server_name: str, agents: Sequence[Receipt], ticket: T
     """Write and seal the part, for the continuations of the agents' sealed parts.
 
     Raises:
-        ControlRefused: `ledger_mismatch` if a continuation has no lineage here.
+        ControlRefused: `ledger_not_checkpointable` if nothing is known of a continuation's run;
+            `ledger_mismatch` if its lineage has a gap.
         SnapfmtError: If something cannot be read or written.
     """
     roots = _roots(agents, ticket)
+    _check_known(cut, roots)
     chosen = [(root, lineage(cut, root), cut.failures(key)) for key, root in sorted(roots.items())]
     saved = [
         SavedRun(
@@ -77,7 +83,7 @@ def write(cut: LedgerCut, server_name: str, agents: Sequence[Receipt], ticket: T
         )
         for root, rows, failures in chosen
     ]
-    references = sorted(_references(chosen), key=lambda item: item.key)
+    references = sorted(_reference_lines(chosen), key=lambda item: item.key)
     tombstoned = sum(cut.closed(key) for key in cut.runs)
     ledger = SavedLedger(
         server_name=server_name,
@@ -91,9 +97,9 @@ def write(cut: LedgerCut, server_name: str, agents: Sequence[Receipt], ticket: T
         ),
     )
     with parts.open_part(ticket) as part:
-        part.records(LINEAGE, (row for _, rows, _ in chosen for row in rows), key="staging_key")
+        part.records(LINEAGE, _lineage_lines(cut, chosen))
         part.records(FAILURES, (row for _, _, failures in chosen for row in failures))
-        part.records(REFERENCES, references, key="key")
+        part.records(REFERENCES, references)
         part.json(LEDGER, ledger.model_dump(mode="json"))
         receipt = part.seal()
     return Committed(
@@ -110,15 +116,12 @@ def write(cut: LedgerCut, server_name: str, agents: Sequence[Receipt], ticket: T
 
 
 def lineage(cut: LedgerCut, root: Continuation) -> list[ModelLineageRow]:
-    """The calls that lead to a continuation, oldest first, without their ancestors' keys.
+    """The calls that lead to a continuation, oldest first.
 
     Raises:
         ControlRefused: `ledger_mismatch` if one of them is not there exactly once.
     """
-    key = (root.rollout_id, root.attempt_index)
-    if cut.closed(key):
-        raise _mismatch(root, "the run was given up")
-    rows = cut.rows(key)
+    rows = cut.rows((root.rollout_id, root.attempt_index))
     by_id = {row.model_call_id: row for row in rows}
     if len(by_id) != len(rows):
         raise _mismatch(root, "a call is there twice")
@@ -129,7 +132,7 @@ def lineage(cut: LedgerCut, root: Continuation) -> list[ModelLineageRow]:
         row = by_id.pop(wanted, None)
         if row is None:
             raise _mismatch(root, f"call {wanted!r} is not in the ledger")
-        found.append(row.model_copy(update={"staging_chain": None}))
+        found.append(row)
         wanted = row.parent_call_id
     return found[::-1]
 
@@ -144,7 +147,11 @@ def read(part: Part) -> RestoredLedger:
     try:
         ledger = SavedLedger.model_validate_json(part.read(LEDGER))
     except ValueError as error:
-        raise FormatError(f"not a ledger: {error}", what=part.name) from error
+        raise FormatError(
+            f"not a ledger: {error}",
+            what=part.name,
+            hint=DAMAGED,
+        ) from error
     rows = part.records(LINEAGE, ModelLineageRow)
     failures = part.records(FAILURES, ModelFailureRow)
     expected = list(part.records(REFERENCES, ExternalStorageReference))
@@ -156,11 +163,23 @@ def read(part: Part) -> RestoredLedger:
         run = runs[key] = _read_run(saved, rows, failures)
         references += _run_references(capture_key(*key), saved.boundary_model_call_id, run.rows)
     if len({name for name, _ in runs}) != len(ledger.runs) or runs.keys() & closed:
-        raise FormatError("a rollout is there twice, or was given up", what=part.name)
+        raise FormatError(
+            "a rollout is there twice, or was given up",
+            what=part.name,
+            hint=DAMAGED,
+        )
     if next(rows, None) is not None or next(failures, None) is not None:
-        raise FormatError("there are rows of no run", what=part.name)
+        raise FormatError(
+            "there are rows of no run",
+            what=part.name,
+            hint=DAMAGED,
+        )
     if sorted(references, key=lambda item: item.key) != expected:
-        raise FormatError("storage references do not agree with the lineage", what=part.name)
+        raise FormatError(
+            "storage references do not agree with the lineage",
+            what=part.name,
+            hint=DAMAGED,
+        )
     return RestoredLedger(runs, ledger.tombstones, parts.reference(part, REFERENCES))
 
 
@@ -172,14 +191,26 @@ def _read_run(
     for _ in range(saved.rows):
         row = next(rows, None)
         if row is None or row.parent_call_id != last or row.model_call_id in run.by_id:
-            raise FormatError("lineage is not one chain from its root", what=saved.rollout_id)
+            raise FormatError(
+                "lineage is not one chain from its root",
+                what=saved.rollout_id,
+                hint=DAMAGED,
+            )
         last = run.append(row, 0).model_call_id
     if last != saved.boundary_model_call_id:
-        raise FormatError("lineage does not end at the boundary's call", what=saved.rollout_id)
+        raise FormatError(
+            "lineage does not end at the boundary's call",
+            what=saved.rollout_id,
+            hint=DAMAGED,
+        )
     for _ in range(saved.failures):
         failure = next(failures, None)
         if failure is None:
-            raise FormatError("failure rows are missing", what=saved.rollout_id)
+            raise FormatError(
+                "failure rows are missing",
+                what=saved.rollout_id,
+                hint=DAMAGED,
+            )
         run.fail(failure, 0)
     return run
 
@@ -197,12 +228,42 @@ def _roots(agents: Sequence[Receipt], ticket: Ticket) -> dict[RunKey, Continuati
     return found
 
 
+def _check_known(cut: LedgerCut, roots: Mapping[RunKey, Continuation]) -> None:
+    """Refuse "not now" where this process has no call of a run at all.
+
+    It was started after the run began, or the run was retired while the cut was taken. Either
+    way the run cannot go on, so it will not be in the way of a later snapshot.
+    """
+    lost = [key for key in sorted(roots) if cut.closed(key) or not cut.rows(key)]
+    if lost:
+        raise refused(
+            "ledger_not_checkpointable",
+            f"the ledger has no call of {len(lost)} parked runs",
+            what=f"{lost[0][0]} run {lost[0][1]}",
+            hint="the model server was restarted, or they were retired; such a run fails at its"
+            " next model call and starts over, then save again",
+        )
+
+
 _Chosen = Sequence[tuple[Continuation, list[ModelLineageRow], list[ModelFailureRow]]]
 
 
-def _references(chosen: _Chosen) -> Iterator[ExternalStorageReference]:
+def _lineage_lines(cut: LedgerCut, chosen: _Chosen) -> Iterator[PreparedLine]:
     for root, rows, _ in chosen:
-        yield from _run_references(root.capture_key, root.last_committed_model_call_id, rows)
+        run = cut.runs[root.rollout_id, root.attempt_index]
+        yield from (run.line(row) for row in rows)
+
+
+def _reference_lines(chosen: _Chosen) -> Iterator[PreparedLine]:
+    """One line for each row; those of a run differ in their key only, which comes last."""
+    for root, rows, _ in chosen:
+        first = next(_run_references(root.capture_key, root.last_committed_model_call_id, rows))
+        head = to_line(first).removesuffix(_ending(first.key))
+        yield from (PreparedLine(head + _ending(row.staging_key), row.staging_key) for row in rows)
+
+
+def _ending(key: str) -> bytes:
+    return json.dumps(key).encode("ascii") + b"}"
 
 
 def _run_references(
@@ -218,4 +279,9 @@ def _run_references(
 
 
 def _mismatch(root: Continuation, message: str) -> Exception:
-    return refused("ledger_mismatch", message, what=f"{root.rollout_id} run {root.attempt_index}")
+    return refused(
+        "ledger_mismatch",
+        message,
+        what=f"{root.rollout_id} run {root.attempt_index}",
+        hint="retire the run, so that its rollout starts over",
+    )

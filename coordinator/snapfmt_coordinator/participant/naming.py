@@ -25,7 +25,10 @@ def check_run(rollout_id: str, attempt_index: int) -> None:
     """
     if type(attempt_index) is not int or attempt_index < 0:
         raise refused(
-            "invalid_request", "a run number is a whole number from 0", what=repr(attempt_index)
+            "invalid_request",
+            "a run number is a whole number from 0",
+            what=repr(attempt_index),
+            hint="count the runs of a rollout 0, 1, 2 and so on",
         )
     try:
         _rollout_ids().validate_python(rollout_id, strict=True)
@@ -34,6 +37,7 @@ def check_run(rollout_id: str, attempt_index: int) -> None:
             "invalid_request",
             f"not a rollout id: {error.errors(include_input=False, include_url=False)[0]['msg']}",
             what=repr(rollout_id)[:80],
+            hint="use letters, digits and ._- and no '-a<number>' at the end",
         ) from None
     if _LIKE_A_LATER_RUN.search(rollout_id):
         raise refused(

@@ -32,10 +32,18 @@ def sealed_part(ticket: Ticket, receipt: Receipt) -> Part:
         SnapfmtError: If it cannot be read.
     """
     if receipt.attempt_id != ticket.attempt_id:
-        raise InputError("the receipt is of another attempt", what=receipt.part)
+        raise InputError(
+            "the receipt is of another attempt",
+            what=receipt.part,
+            hint="give the receipts of the attempt that the ticket is for",
+        )
     repository = Repository.open(ticket.location)
     if repository.id != ticket.repository_id:
-        raise InputError("the ticket is for another repository", what=ticket.location)
+        raise InputError(
+            "the ticket is for another repository",
+            what=ticket.location,
+            hint="check that all servers see the same repository at this place",
+        )
     source = Source(repository.store, repository.limits)
     return Part(source, receipt, snapshot=f"attempt {ticket.attempt_id}")
 
@@ -54,6 +62,7 @@ def published_part(place: PublishedPart) -> Part:
             what=place.part,
             expected=place.index_digest,
             got=part.receipt.index_digest,
+            hint="name the snapshot that the part was announced for",
         )
     return part
 
@@ -78,4 +87,6 @@ def failing_as(reason: Reason, doing: str) -> Iterator[None]:
             reason, f"{doing}: {error.code}: {error.message}", what=error.what, hint=error.hint
         ) from error
     except (OSError, ValueError) as error:
-        raise refused(reason, f"{doing}: {described(error)}") from error
+        raise refused(
+            reason, f"{doing}: {described(error)}", hint="look at this server's log and storage"
+        ) from error

@@ -4,14 +4,16 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence, Sized
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from typing import Any, Final, Literal, Protocol
 
 from snapfmt.reading.snapshot import Part
-from snapfmt_coordinator.participant import parts, restoring, sessions_part
+from snapfmt_coordinator.participant import parts, redacting, restoring, sessions_part
 from snapfmt_coordinator.participant.fence import GRACE_S, Fence
 from snapfmt_coordinator.participant.holding import CutHolder
 from snapfmt_coordinator.participant.naming import check_run
-from snapfmt_coordinator.participant.sessions_part import SavedServer, SessionCut
+from snapfmt_coordinator.participant.redacting import Secrets
+from snapfmt_coordinator.participant.sessions_part import SessionCut
 from snapfmt_coordinator.participant.tombstones import Tombstones
 from snapfmt_coordinator.protocol import v1
 from snapfmt_coordinator.protocol.codes import described, refused
@@ -22,7 +24,6 @@ __all__ = ["ResourcesParticipant", "SessionStore"]
 
 FEATURES: Final = (v1.TICKET, v1.DEFERRED, v1.PART_RESTORE)
 Contract = Literal["stateless", "serialized_per_session", "transactional_parallel"]
-Saved = tuple[SavedServer, tuple[ResourceSnapshot, ...]]
 
 
 class SessionStore(Protocol):
@@ -41,8 +42,21 @@ class SessionStore(Protocol):
         """Forget a run's session; whether there was one."""
 
 
+@dataclass(frozen=True, slots=True)
+class Saved:
+    """The sessions of a part."""
+
+    sessions: tuple[ResourceSnapshot, ...]
+    redacted: frozenset[str]
+    """Rollouts whose session is not whole: they start over, without it."""
+
+
 class ResourcesParticipant:
-    """What a resources server answers the coordinator."""
+    """What a resources server answers the coordinator.
+
+    `secrets` says what becomes of values in a session's state whose names read like a secret's
+    (`redacting.Secrets`).
+    """
 
     def __init__(
         self,
@@ -52,6 +66,7 @@ class ResourcesParticipant:
         name: str = "resources",
         mode: v1.Mode = "export_restore",
         concurrency_contract: Contract = "serialized_per_session",
+        secrets: Secrets = "redact",
         grace_s: float = GRACE_S,
         clock: Callable[[], float] = time.time,
     ) -> None:
@@ -62,6 +77,7 @@ class ResourcesParticipant:
         self.part = f"gym/resources/{server_name}"
         self.fence = Fence(grace_s=grace_s, clock=clock)
         self._store = store
+        self._secrets: Secrets = secrets
         self._inside = 0
         self._newest: dict[str, int] = {}
         self._closed = Tombstones()
@@ -253,7 +269,7 @@ class ResourcesParticipant:
     async def _write(self, cut: SessionCut, ticket: Ticket) -> v1.Committed:
         with parts.failing_as("resources_checkpoint_error", "the part was not written"):
             return await asyncio.to_thread(
-                sessions_part.write, cut, self.server_name, self.mode, ticket
+                sessions_part.write, cut, self.server_name, self.mode, ticket, self._secrets
             )
 
     def _read(self, part: Part) -> Saved:
@@ -264,10 +280,10 @@ class ResourcesParticipant:
                 f"the snapshot is of a server in mode {server.mode}, this one is {self.mode}",
                 what=self.server_name,
             )
-        return server, sessions
+        return Saved(sessions, redacting.read(part, sessions))
 
     def _conflict(self, saved: Saved) -> str:
-        for item in saved[1]:
+        for item in saved.sessions:
             if item.rollout_id in self._newest or self._closed.covers(
                 item.rollout_id, item.attempt_index + 1
             ):
@@ -276,7 +292,9 @@ class ResourcesParticipant:
 
     def _install(self, saved: Saved) -> v1.Restored:
         sessions = [
-            item.model_copy(update={"attempt_index": item.attempt_index + 1}) for item in saved[1]
+            item.model_copy(update={"attempt_index": item.attempt_index + 1})
+            for item in saved.sessions
+            if item.rollout_id not in saved.redacted
         ]
         if sessions:
             try:
@@ -286,8 +304,9 @@ class ResourcesParticipant:
                     "resources_checkpoint_error",
                     f"the sessions were not installed: {described(error)}",
                 ) from error
+        for item in saved.sessions:
+            self._closed.close(item.rollout_id, item.attempt_index)
         for item in sessions:
-            self._closed.close(item.rollout_id, item.attempt_index - 1)
             self._newest[item.rollout_id] = item.attempt_index
             self._restored.add((item.rollout_id, item.attempt_index))
         return v1.Restored(state=self.fence.phase, restored=len(sessions))

@@ -68,6 +68,7 @@ async def restore(
             "topology_mismatch",
             f"the snapshot's part is {request.snapshot.part!r}, this is {part!r}",
             what="snapshot.part",
+            hint="correct the addresses; each server restores its own part",
         )
     return await fence.run_operation("restore", request, body)
 
@@ -80,6 +81,7 @@ def _enter(fence: Fence, request: Restore) -> None:
             "checkpoint_conflict",
             "another part is restored under this id",
             what=request.checkpoint_id,
+            hint="begin another restore under another id",
         )
     if fence.phase != "restore_failed_paused":
         raise fence.wrong_phase(request, "idle", "restore_failed_paused")

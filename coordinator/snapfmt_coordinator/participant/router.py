@@ -3,8 +3,10 @@
 `app.include_router(control_router(participant, token=token))` is all that a server adds.
 """
 
+import os
+import secrets
 from collections.abc import Awaitable, Callable
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse
@@ -19,6 +21,7 @@ from snapfmt_schemas.completion import CompletionReceipt
 
 B = TypeVar("B", bound=Record)
 Participant = AgentParticipant | ModelParticipant | ResourcesParticipant
+_INCARNATION_BYTES: Final = 12
 
 
 def control_router(participant: Participant, *, token: str) -> APIRouter:
@@ -28,7 +31,7 @@ def control_router(participant: Participant, *, token: str) -> APIRouter:
         InputError: If the token is empty.
     """
     routes = _Routes(token)
-    routes.get(v1.CAPABILITIES, lambda _: _now(participant.capabilities()))
+    routes.get(v1.CAPABILITIES, lambda _: _now(routes.capabilities(participant)))
     if isinstance(participant, AgentParticipant):
         _agent(routes, participant)
     elif isinstance(participant, ModelParticipant):
@@ -42,19 +45,36 @@ class _Routes:
     def __init__(self, token: str) -> None:
         self.router = APIRouter(prefix=v1.PREFIX, tags=["checkpoint control"])
         self._guard = Guard(token)
+        self._made = secrets.token_hex(_INCARNATION_BYTES)
+
+    def capabilities(self, participant: Participant) -> v1.Capabilities:
+        """What a participant says of itself, and which process says it."""
+        return participant.capabilities().model_copy(update={"incarnation": self._incarnation})
+
+    @property
+    def _incarnation(self) -> str:
+        # With the process id, since a server may make its routes and then fork its workers.
+        return f"{self._made}-{os.getpid()}"
+
+    async def _answer(
+        self, request: Request, make: Callable[[], Awaitable[Record]]
+    ) -> JSONResponse:
+        response = await answer(request, self._guard, make)
+        response.headers[v1.INCARNATION_HEADER] = self._incarnation
+        return response
 
     def post(self, path: str, model: type[B], act: Callable[[B], Awaitable[Record]]) -> None:
         async def route(request: Request) -> JSONResponse:
             async def make() -> Record:
                 return await act(await body_of(request, model))
 
-            return await answer(request, self._guard, make)
+            return await self._answer(request, make)
 
         self.router.add_api_route(path, route, methods=["POST"], name=path, response_model=None)
 
     def get(self, path: str, act: Callable[[Request], Awaitable[Record]]) -> None:
         async def route(request: Request) -> JSONResponse:
-            return await answer(request, self._guard, lambda: act(request))
+            return await self._answer(request, lambda: act(request))
 
         self.router.add_api_route(path, route, methods=["GET"], name=path, response_model=None)
 

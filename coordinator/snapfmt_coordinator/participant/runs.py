@@ -129,7 +129,10 @@ def result_digest(result: dict[str, Any]) -> str:
     try:
         text = json.dumps(result, sort_keys=True, separators=(",", ":"))
     except (TypeError, ValueError, RecursionError) as error:
-        raise InvalidRecord(f"the result is not JSON: {error}") from error
+        raise InvalidRecord(
+            f"the result is not JSON: {error}",
+            hint="make it of JSON values before it is handed over",
+        ) from error
     return hashlib.sha256(text.encode()).hexdigest()
 
 
@@ -149,5 +152,7 @@ def completion_receipt(run: Run, result: dict[str, Any], **fields: Any) -> Compl
         )
     except ValidationError as error:
         raise InvalidRecord(
-            f"not a completion receipt: {error.errors()[0]['msg']}", what=run.rollout_id
+            f"not a completion receipt: {error.errors()[0]['msg']}",
+            what=run.rollout_id,
+            hint="see the record completion-receipt",
         ) from error

@@ -7,7 +7,10 @@ _LONGEST_TIMER_S = 3600.0
 
 
 class Lease:
-    """Calls back once an absolute time has passed, unless it is moved or cleared before."""
+    """Calls back once a time has passed, unless it is moved or cleared before.
+
+    `clock` is monotonic: a wall clock that is set must neither end a lease nor prolong it.
+    """
 
     def __init__(self, clock: Callable[[], float], ended: Callable[[], None]) -> None:
         self._clock = clock
@@ -16,7 +19,7 @@ class Lease:
         self._timer: asyncio.TimerHandle | None = None
 
     def set(self, at: float) -> None:
-        """Let it end at this time, in Unix seconds. Needs a running event loop."""
+        """Let it end at this time of its clock. Needs a running event loop."""
         self.clear()
         self._at = at
         self._arm(at)
@@ -35,7 +38,7 @@ class Lease:
             self._ended()
 
     def _arm(self, at: float) -> None:
-        # Short timers, since the wall clock may be set meanwhile.
+        # An event loop takes no timer of any length.
         delay = min(max(at - self._clock(), 0.0), _LONGEST_TIMER_S)
         self._timer = asyncio.get_running_loop().call_later(delay, self._tick)
 

@@ -1,12 +1,16 @@
 """Control routes of the first generation: paths, request and reply bodies.
 
-Field names, states and order are upstream's v1, with three additions, each announced by a
-feature in `capabilities`:
+Field names, states and order are upstream's v1, with these additions, announced by a feature
+in `capabilities`:
 
     snapfmt_ticket_v1          `commit` gets a ticket instead of a folder, and gives a receipt
     snapfmt_deferred_commit_v1 `commit` with `wait=false` answers when the cut is held; the same
                                request with `wait=true` gives the receipt once it is written
     snapfmt_part_restore_v1    `restore` gets the place of a published part instead of a folder
+    snapfmt_interrupt_call_v1  `abort_inflight` with `keep_run` ends the generation of calls and
+                               lets the run make them again after the resume
+
+and with `incarnation` in `capabilities`, which every other answer has in `INCARNATION_HEADER`.
 
 No list in a request or a reply is longer than `MAX_LIST`; what is longer lies in the part.
 """
@@ -33,6 +37,8 @@ MAX_BODY: Final = 1024 * 1024
 """Largest body, in bytes."""
 GENERATION_HEADER: Final = "x-nemo-gym-agent-execution-generation"
 REVISION_HEADER: Final = "x-nemo-gym-resource-state-revision"
+INCARNATION_HEADER: Final = "x-snapfmt-incarnation"
+"""Says which process answered; also on refusals."""
 
 Component = Literal["agent", "model", "resources"]
 Mode = Literal["stateless", "restart_only", "export_restore"]
@@ -51,6 +57,7 @@ UnixTime = Annotated[float, Field(gt=0, allow_inf_nan=False, description="Absolu
 TICKET: Final = "snapfmt_ticket_v1"
 DEFERRED: Final = "snapfmt_deferred_commit_v1"
 PART_RESTORE: Final = "snapfmt_part_restore_v1"
+INTERRUPT: Final = "snapfmt_interrupt_call_v1"
 ACKNOWLEDGEMENT: Final = "completed_result_acknowledgement"
 CONTINUATION_INDEX: Final = "agent_continuation_index_v1"
 STORAGE_REFERENCES: Final = "external_storage_reference_index_v1"
@@ -74,6 +81,9 @@ class Capabilities(Record):
     active_checkpoint_id: str | None = None
     deadline_ts: float | None = None
     features: tuple[str, ...] = ()
+    incarnation: Annotated[
+        Identity | None, Field(description="Made anew by each process; null where it is not told.")
+    ] = None
 
     def topology(self) -> TopologyParticipant:
         """Its share of the topology fingerprint."""
@@ -131,6 +141,13 @@ class Acknowledged(Record):
 
     acknowledged: tuple[Execution, ...]
     idempotent: Annotated[Count, Field(description="How many were acknowledged before.")] = 0
+    unknown: Annotated[
+        tuple[Execution, ...],
+        Field(
+            max_length=MAX_LIST,
+            description="Nothing is held of these runs, since the process began after they ended.",
+        ),
+    ] = ()
 
 
 class PrepareAgents(Control):
@@ -178,6 +195,9 @@ class Committed(Record):
     excluded_tombstoned: Count = 0
     excluded_inactive: Count = 0
     sessions: Count = 0
+    redacted: Annotated[
+        Count, Field(description="Runs whose state is not whole; see the part's redacted.jsonl.")
+    ] = 0
 
 
 class DiscardRestored(Control):
@@ -220,13 +240,21 @@ class ModelAdmission(Record):
     admission: Literal["accepting", "paused"]
     inflight_total: Count
     tombstones: Count = 0
+    inflight: Annotated[
+        tuple[Execution, ...],
+        Field(max_length=MAX_LIST, description="Some of the runs that have calls inside."),
+    ] = ()
 
 
 class AbortInflight(Control):
-    """Gives up the calls of one run, which becomes a tombstone."""
+    """Gives up the calls of one run, which becomes a tombstone unless it is kept."""
 
     rollout_id: RolloutId
     attempt_index: Count
+    keep_run: Annotated[
+        bool,
+        Field(description="End what is generated and not stored yet; refuse those calls for now."),
+    ] = False
 
 
 class AbortedInflight(Record):

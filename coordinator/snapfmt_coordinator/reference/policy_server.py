@@ -112,7 +112,7 @@ class PolicyServer:
             if call.replay is not None:
                 return await self._again(asked, call.replay)
             parent = self._parent(asked)
-            message, weight_version = await self._engine.generate(asked.ask)
+            message, weight_version = await call.generated(self._engine.generate(asked.ask))
             row = capture_row(
                 ModelCall(
                     rollout_id=asked.rollout_id,

@@ -1,65 +1,13 @@
 """Whether the parts of one cut fit together; the same rules before a publish and a restore."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass
-from typing import Final, TypeVar
+from typing import Final
 
-from snapfmt.errors import FormatError
-from snapfmt.reading.snapshot import Part
-from snapfmt_coordinator.gym.parts import GymParts
-from snapfmt_coordinator.protocol.v1 import ReferenceIndex
+from snapfmt_coordinator.sequence.indexes import GymIndexes
 from snapfmt_coordinator.sequence.ports import LedgerFacts
-from snapfmt_schemas._base import Record
-from snapfmt_schemas.continuation import Continuation
-from snapfmt_schemas.lineage import ExternalStorageReference
 
-R = TypeVar("R", bound=Record)
-PartOf = Callable[[str], Part]
-"""Finds a part of the cut by name."""
 _SHOWN: Final = 3
-
-
-@dataclass(frozen=True, slots=True)
-class GymIndexes:
-    """The two lists that tie Gym's parts to the others."""
-
-    continuations: tuple[tuple[str, Continuation], ...]
-    """Each with the name of its agent server."""
-    references: tuple[ExternalStorageReference, ...]
-
-
-def read_indexes(part_of: PartOf, gym: GymParts) -> GymIndexes:
-    """Reads both from their parts; blocking.
-
-    Raises:
-        CorruptError: If an entry is damaged, or is not the one that was announced.
-        NotFoundError: If a part or an entry is not there.
-    """
-    return GymIndexes(
-        tuple(
-            (gym.participants[part].server_name, line)
-            for part, index in gym.continuation_indexes.items()
-            for line in _lines(part_of, index, Continuation)
-        ),
-        tuple(
-            line
-            for index in gym.storage_reference_indexes.values()
-            for line in _lines(part_of, index, ExternalStorageReference)
-        ),
-    )
-
-
-def _lines(part_of: PartOf, index: ReferenceIndex, model: type[R]) -> list[R]:
-    part = part_of(index.part)
-    entry = part.entry(index.path)
-    what = f"{index.part}/{index.path}"
-    if entry.digest != index.digest:
-        raise FormatError("the entry is not the one that its server announced", what=what)
-    lines = list(part.records(index.path, model))
-    if len(lines) != index.records:
-        raise FormatError(f"{len(lines)} records, announced were {index.records}", what=what)
-    return lines
 
 
 def problems(indexes: GymIndexes | None, ledger: LedgerFacts, rows: AbstractSet[str]) -> list[str]:
@@ -90,7 +38,38 @@ def problems(indexes: GymIndexes | None, ledger: LedgerFacts, rows: AbstractSet[
     }
     found += _some("storage references of no continuation", loose)
     referred = {reference.capture_key for reference in indexes.references}
-    found += _some("continuations without lineage", roots.keys() - referred)
+    return found + _some("continuations without lineage", roots.keys() - referred)
+
+
+def lost_sessions(indexes: GymIndexes) -> list[str]:
+    """Where a server that exports its sessions lacks one that a run used, or has another one.
+
+    A server that was restarted, or a run that was given up during the cut: such runs fail soon
+    and start over, so a later snapshot may well be whole.
+    """
+    found: list[str] = []
+    start_over = indexes.redacted_keys()
+    runs = [run for run in indexes.runs if run.capture_key not in start_over]
+    for server, sessions in sorted(indexes.sessions.items()):
+        missing: set[str] = set()
+        different: set[str] = set()
+        for run in runs:
+            used = (run.revisions or {}).get(server)
+            if used is None:
+                continue
+            saved = sessions.get(run.capture_key)
+            if saved is None:
+                missing.add(run.capture_key)
+            elif saved != used:
+                different.add(f"{run.capture_key} (revision {saved}, not {used})")
+        found += _some(
+            f"resources server {server!r} has lost sessions of runs that used it, or runs as"
+            " several processes",
+            missing,
+        )
+        found += _some(
+            f"resources server {server!r} has other sessions than the agents have seen", different
+        )
     return found
 
 

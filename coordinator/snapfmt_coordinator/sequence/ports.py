@@ -266,8 +266,8 @@ class SavedController(LedgerFacts, Protocol):
     async def install(self, continued: frozenset[str]) -> None:
         """Takes the saved state over; every unfinished rollout gets its next run number.
 
-        `continued` has the capture keys of the saved runs that Gym holds a continuation of;
-        their rollouts go on as the next run. All or nothing.
+        `continued` has the capture keys of the saved runs that Gym goes on with from their
+        boundary; their rollouts go on as the next run. All or nothing.
         """
         ...
 

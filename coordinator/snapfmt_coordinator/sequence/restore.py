@@ -10,26 +10,29 @@ import asyncio
 import re
 import time
 import uuid
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 from snapfmt import Repository
 from snapfmt.errors import ParticipantFailed, RefusedError
 from snapfmt_coordinator.protocol.v1 import Capabilities, Execution
+from snapfmt_coordinator.sequence.indexes import SavedRun
 from snapfmt_coordinator.sequence.outcomes import grouped
 from snapfmt_coordinator.sequence.ports import ControllerLoader, DataPlaneLoader, Gym
 from snapfmt_coordinator.sequence.save_steps import NEW, PARKED, fingerprints_of, observer
 from snapfmt_coordinator.sequence.selection import Selected, Wanted, select
 from snapfmt_coordinator.sequence.timeline import TimelineRecorder
 from snapfmt_coordinator.sequence.waiting import before, to_the_end
-from snapfmt_schemas.continuation import Continuation
 from snapfmt_schemas.fingerprint import Fingerprint
 from snapfmt_schemas.manifest import Manifest, TrainerAnchor
 from snapfmt_schemas.timeline import PhaseTimeline
 
 T = TypeVar("T")
+StartOver = Literal["redacted_state", "restart_only_resource"]
+"""Why a saved run starts over: redaction changed its state, or it used a server whose state is
+not saved."""
 
 _LATER_RUN = re.compile(r"(.+)-a([1-9][0-9]*)")
 
@@ -47,9 +50,11 @@ class RestoreResult:
     """The one that the snapshot was saved under."""
     manifest: Manifest
     continued: tuple[Execution, ...] = ()
-    """Runs that go on after their last finished turn; by their new number."""
+    """Runs that go on after their last boundary; by their new number."""
     started_over: tuple[Execution, ...] = ()
-    """Runs that lost a restart-only resource; by their new number."""
+    """Runs that cannot go on from their saved boundary; by their new number."""
+    reasons: tuple[StartOver, ...] = ()
+    """Why each of those starts over, in their order."""
     passed_over: tuple[tuple[int, str], ...] = ()
     """Newer snapshots, and why they were not taken."""
     timeline: PhaseTimeline
@@ -90,6 +95,7 @@ async def restore(
 
     Raises:
         FingerprintMismatch, NoMatch: If no snapshot fits; nothing was touched.
+        StorageError: If none was found and one could not be read; nothing was touched.
         RestoreRefused: If something live is in the way, or Gym takes part on one side only;
             nothing is restored.
         SnapfmtError: If a step failed; it was taken back, and nothing is restored.
@@ -182,8 +188,9 @@ class _Restore:
             restore_id=self.restore_id,
             checkpoint_id=self.selected.record.checkpoint_id,
             manifest=manifest,
-            continued=_next_runs(line for _, line in continued),
-            started_over=_next_runs(line for _, line in over),
+            continued=_next_runs(continued),
+            started_over=_next_runs(run for run, _ in over),
+            reasons=tuple(why for _, why in over),
             passed_over=self.selected.passed_over,
             timeline=self.recorder.timeline(),
             total_s=(self.recorder.now_ns() - self.recorder.started_at_ns) / 1e9,
@@ -227,7 +234,7 @@ class _Restore:
     async def _assign(self) -> None:
         controller = self.selected.controller
         continued, _ = self._split()
-        keys = frozenset(line.capture_key for _, line in continued)
+        keys = frozenset(run.capture_key for run in continued)
         async with self.recorder.phase("assign", "rl/controller", waited=(NEW, PARKED)):
             await self._done(controller.install(keys), controller.uninstall)
 
@@ -236,10 +243,11 @@ class _Restore:
         if not over:
             return
         by_agent: dict[str, list[Execution]] = defaultdict(list)
-        for server, line in over:
-            by_agent[server] += _next_runs([line])
+        for run, _ in over:
+            by_agent[run.agent] += _next_runs([run])
         async with self.recorder.phase("discard", "gym", waited=(NEW, PARKED)) as notes:
-            notes.count(started_over=len(over))
+            reasons: Counter[str] = Counter(why for _, why in over)
+            notes.count(started_over=len(over), **reasons)
             deadline = time.time() + self.step_s
             work = gym.discard(
                 self.restore_id, by_agent, deadline_ts=deadline, observe=observer(self.recorder)
@@ -277,31 +285,36 @@ class _Restore:
 
     def _installed(self) -> tuple[Execution, ...]:
         """Every run that a Gym server may have installed, also those without a continuation."""
-        lines = [line for _, line in self.selected.indexes.continuations]
-        known = {line.capture_key for line in lines}
+        runs = self.selected.indexes.runs
+        known = {run.capture_key for run in runs}
         others = sorted(self.selected.controller.dispatched_runs() - known)
-        return (*_next_runs(lines), *(_next_run_of(key) for key in others))
+        return (*_next_runs(runs), *(_next_run_of(key) for key in others))
 
-    def _split(self) -> tuple[list[tuple[str, Continuation]], list[tuple[str, Continuation]]]:
-        """Continuations that go on, and those that start over, each with its agent server."""
-        parts: tuple[list[tuple[str, Continuation]], list[tuple[str, Continuation]]] = ([], [])
-        for server, line in self.selected.indexes.continuations:
-            parts[self._lost(line)].append((server, line))
-        return parts
+    def _split(self) -> tuple[list[SavedRun], list[tuple[SavedRun, StartOver]]]:
+        """Saved runs that go on, and those that start over, with the reason."""
+        indexes = self.selected.indexes
+        redacted = indexes.redacted_keys()
+        over: list[tuple[SavedRun, StartOver]] = []
+        continued: list[SavedRun] = []
+        for run in indexes.runs:
+            if run.capture_key in redacted:
+                over.append((run, "redacted_state"))
+            elif self._lost(run):
+                over.append((run, "restart_only_resource"))
+            else:
+                continued.append(run)
+        return continued, over
 
-    def _lost(self, line: Continuation) -> bool:
+    def _lost(self, run: SavedRun) -> bool:
         """Whether a run used a resource whose state was not saved. Unknown use counts as use."""
-        used = line.resource_state_revisions
-        if used is None:
-            return bool(self.restart_only)
+        used = self.restart_only if run.revisions is None else run.revisions
         return not self.restart_only.isdisjoint(used)
 
 
-def _next_runs(lines: Iterable[Continuation]) -> tuple[Execution, ...]:
+def _next_runs(runs: Iterable[SavedRun]) -> tuple[Execution, ...]:
     """The runs that take these up."""
     return tuple(
-        Execution(rollout_id=line.rollout_id, attempt_index=line.attempt_index + 1)
-        for line in lines
+        Execution(rollout_id=run.rollout_id, attempt_index=run.attempt_index + 1) for run in runs
     )
 
 

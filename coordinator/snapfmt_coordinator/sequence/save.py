@@ -70,7 +70,8 @@ class SaveResult:
     staging_rows: int = 0
     retired: tuple[int, ...] = ()
     notes: tuple[str, ...] = ()
-    """What went wrong after the publication; the snapshot is whole."""
+    """What the operator should know: state that is not whole in the parts, and what went wrong
+    after the publication. Where something was published, the snapshot is good."""
 
     @property
     def number(self) -> int | None:
@@ -286,7 +287,7 @@ class SaveSequence:
             receipts=run.receipts,
             staging_rows=run.staging_rows,
             retired=retired,
-            notes=notes,
+            notes=(*run.notes, *notes),
         )
         self._last = result
         if self._failures.record(outcome, reason) and error is not None:

@@ -45,6 +45,8 @@ class SaveRun:
     gym_parts: GymParts | None = None
     receipts: tuple[Receipt, ...] = ()
     staging_rows: int = 0
+    notes: list[str] = field(default_factory=list)
+    """What the operator should know of the parts."""
     manifest: Manifest | None = None
 
     @property

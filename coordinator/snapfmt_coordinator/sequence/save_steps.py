@@ -9,10 +9,11 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from snapfmt import Repository
-from snapfmt.errors import CutInconsistent, DeadlineExceeded
+from snapfmt.errors import CutInconsistent, DeadlineExceeded, ParticipantFailed
 from snapfmt_coordinator.gym.observing import Observe
 from snapfmt_coordinator.sequence import consistency, records
 from snapfmt_coordinator.sequence.gates import CheckpointLock, DataPlaneBarrier, DispatchGate
+from snapfmt_coordinator.sequence.indexes import RedactedRuns, read_indexes
 from snapfmt_coordinator.sequence.ports import Controller, DataPlane, Gym
 from snapfmt_coordinator.sequence.save_run import SaveRun, Skipped
 from snapfmt_coordinator.sequence.timeline import TimelineRecorder
@@ -53,7 +54,7 @@ class SaveSteps:
     settings: SaveSettings
 
     def check(self, run: SaveRun, saved_version: int | None, *, force: bool) -> None:
-        """Notes the trainer's place; nothing is held yet.
+        """Looks whether a save makes sense now; nothing is held yet.
 
         Raises:
             Skipped: If no save should be taken now.
@@ -62,7 +63,6 @@ class SaveSteps:
             raise Skipped(reason)
         if self.gym is None and not force and saved_version == self.barrier.mutation_version:
             raise Skipped("no_data_plane_mutations")
-        run.anchor = self.controller.anchor()
 
     async def begin(self, run: SaveRun) -> None:
         """Everything that takes time and need not wait for anybody, nor hold anybody."""
@@ -75,7 +75,7 @@ class SaveSteps:
         if self.gym is not None:
             await before(self.deadline(), "discover", self.gym.discover())
         await in_thread(begin)
-        step = 0 if run.anchor is None else run.anchor.train_step
+        step = self.controller.anchor().train_step
         nonce = uuid.uuid4().hex
         run.checkpoint_id = f"rollout-step-{step}-snapshot-{run.attempt.number}-{nonce}"
         await before(self.deadline(), "data plane", self.data_plane.prepare())
@@ -121,7 +121,8 @@ class SaveSteps:
         """Takes RL's own cut; nobody writes rows and no trainer checkpoint is cut meanwhile.
 
         Raises:
-            Skipped: If the trainer went on since the save began.
+            Skipped: If the trainer's place has no durable checkpoint, other than when the save
+                began.
         """
         held = (NEW, PARKED) if self.gym is not None else ()
         async with run.recorder.phase("cut", waited=(*held, WRITERS, TRAINER)) as notes:
@@ -132,9 +133,10 @@ class SaveSteps:
     async def _cut(self, run: SaveRun) -> None:
         async with self.lock.hold(run.checkpoint_id) as waited, self.barrier.checkpoint() as hold:
             run.lock_wait_s, run.hold = waited, hold
-            committing = self.controller.skip_reason() == "optimizer_commit_in_progress"
-            if committing or self.controller.anchor() != run.anchor:
+            # A step that was finished since the save began does no harm if it is durable too.
+            if self.controller.skip_reason() is not None:
                 raise Skipped("trainer_state_changed")
+            run.anchor = self.controller.anchor()
             with run.recorder.block("cut", CONTROLLER_PART):
                 run.own = self.controller.cut()
             with run.recorder.block("cut", "rl/tq"):
@@ -166,8 +168,9 @@ class SaveSteps:
         gym = () if run.gym_parts is None else run.gym_parts.receipts
         run.receipts = (*gym, *rows.result(), own.result())
         run.staging_rows = len(keys.result())
-        async with run.recorder.phase("write", "consistency"):
-            await in_thread(lambda: self._check(run, keys.result()))
+        async with run.recorder.phase("write", "consistency") as notes:
+            if redacted := await in_thread(lambda: self._check(run, keys.result())):
+                notes.count(redacted_runs=redacted)
 
     async def _write_gym(self, run: SaveRun, gym: Gym, deadline: float) -> None:
         async with run.recorder.phase("write", "gym"):
@@ -199,17 +202,28 @@ class SaveSteps:
 
         return await in_thread(write)
 
-    def _check(self, run: SaveRun, rows: frozenset[str]) -> None:
+    def _check(self, run: SaveRun, rows: frozenset[str]) -> int:
+        """Refuses parts that do not fit together; how many runs are not whole in them."""
         gym = run.gym_parts
         indexes = None
         if gym is not None:
-            indexes = consistency.read_indexes(run.part_of(self.repository), gym)
+            indexes = read_indexes(run.part_of(self.repository), gym)
         if found := consistency.problems(indexes, run.state, rows):
             raise CutInconsistent(
                 "; ".join(found),
                 what=run.checkpoint_id,
                 hint="a writer changed its part after the cut, or lost something before it",
             )
+        if indexes is None:
+            return 0
+        if lost := consistency.lost_sessions(indexes):
+            raise ParticipantFailed(
+                "; ".join(lost),
+                what=run.checkpoint_id,
+                hint="such runs fail and start over; then save again. Run it with one worker",
+            )
+        run.notes += [_redacted_note(item) for item in indexes.redacted]
+        return len(indexes.redacted_keys())
 
     async def publish(self, run: SaveRun) -> None:
         """Makes the snapshot exist."""
@@ -268,3 +282,15 @@ def fingerprints_of(given: Sequence[Fingerprint], gym: Gym | None) -> tuple[Fing
     if gym is None or any(item.name == "topology" for item in given):
         return tuple(given)
     return (*given, gym.topology().to_fingerprint())
+
+
+def _redacted_note(found: RedactedRuns) -> str:
+    """What the operator is told of a server whose state is not whole in its part."""
+    first, count = found.runs[0], len(found.runs)
+    which = "1 run has" if count == 1 else f"{count} runs has"
+    return (
+        f"{found.component} server {found.server!r}: state of {which} values under names that"
+        f" read like a secret's, such as {first.paths[0]!r} of {first.capture_key}; they were not"
+        " stored, and a restore lets these runs start over. Rename the fields; or, if none of it"
+        " is a credential, give the server's participant secrets='keep'"
+    )

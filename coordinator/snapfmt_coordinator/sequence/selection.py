@@ -17,7 +17,7 @@ from snapfmt.errors import (
 )
 from snapfmt_coordinator.gym.parts import GymParts
 from snapfmt_coordinator.sequence import consistency, records
-from snapfmt_coordinator.sequence.consistency import GymIndexes
+from snapfmt_coordinator.sequence.indexes import GymIndexes, read_indexes
 from snapfmt_coordinator.sequence.ports import ControllerLoader, SavedController
 from snapfmt_schemas.fingerprint import Fingerprint
 from snapfmt_schemas.manifest import TrainerAnchor
@@ -59,30 +59,40 @@ def select(
 ) -> Selected:
     """The newest snapshot that fits, or the one of that number; blocking.
 
-    A newer one that is damaged or was saved by a run that differs is passed over. Where the
-    storage fails, nothing is: going back to an older snapshot would give work up without need.
+    A newer one that is damaged, cannot be read, or was saved by a run that differs is passed
+    over.
 
     Raises:
         RestoreRefused: If the newest one has Gym state and this run has no Gym, or the reverse.
         FingerprintMismatch: If fingerprints alone are the reason that none fits.
+        StorageError: If none was found, and the storage failed for one of them at least.
         NoMatch: If none fits; says of each one why.
-        StorageError: If the storage failed.
     """
     passed: list[tuple[int, str]] = []
     differences: tuple[str, ...] = ()
     mismatches = 0
+    failure: StorageError | None = None
     for candidate in [number] if number is not None else reversed(repository.numbers()):
         try:
             return _read(repository, loader, wanted, candidate, tuple(passed))
-        except (RestoreRefused, StorageError):
+        except RestoreRefused:
             raise
         except FingerprintMismatch as error:
             mismatches += 1
             differences = differences or error.differences
             passed.append((candidate, str(error)))
         except SnapfmtError as error:
+            if failure is None and isinstance(error, StorageError):
+                failure = error
             passed.append((candidate, f"{error.code}: {error}"))
     reasons = "; ".join(f"snapshot {candidate}: {reason}" for candidate, reason in passed)
+    if failure is not None:
+        # Whether it fits is not known, and to begin afresh would give its work up.
+        raise type(failure)(
+            f"no snapshot can be restored: {reasons}",
+            what=repository.location,
+            hint="mend the storage and try again",
+        ) from failure
     if passed and mismatches == len(passed):
         raise FingerprintMismatch(
             f"no snapshot fits this run: {reasons}",
@@ -115,12 +125,15 @@ def _read(
             f"{len(damage)} damaged: {damage[0].path}: {damage[0].message}", what=snapshot.name
         )
     controller = loader.read(snapshot)
-    indexes = None if gym is None else consistency.read_indexes(snapshot.part, gym)
+    indexes = None if gym is None else read_indexes(snapshot.part, gym)
     rows = frozenset[str]()
     table = f"rows/{record.capture_partition}"
     if table in snapshot.table_names():
         rows = frozenset(snapshot.table(table).keys())
-    if found := consistency.problems(indexes, controller, rows):
+    found = consistency.problems(indexes, controller, rows)
+    if indexes is not None:
+        found += consistency.lost_sessions(indexes)
+    if found:
         raise FormatError(f"its parts do not fit together: {'; '.join(found)}", what=snapshot.name)
     return Selected(
         snapshot=snapshot,

@@ -382,6 +382,44 @@ def test_what_cannot_be_checkpointed_is_refused(world: World, change: Json, says
     assert says in str(error)
 
 
+def test_two_policy_models_are_refused_by_name(world: World) -> None:
+    world.judge.capabilities = world.m1.capabilities.model_copy(update={"server_name": "judge"})
+    error = failing(asyncio.run, world.side.discover(), server="m1")
+    assert isinstance(error, UnsupportedFeature)
+    assert "judge" in str(error)
+    # No server was told anything but to say what it is.
+    assert {route for _, route, _ in world.host.log} == {"capabilities"}
+
+
+def test_every_silent_server_is_named(world: World) -> None:
+    for fake in (world.a2, world.r1):
+        fake.delays["capabilities"] = 2.5
+    work = world.side.discover(deadline_ts=soon(1))
+    error = failing(asyncio.run, work, server="a2, r1")
+    assert isinstance(error, DeadlineExceeded)
+    assert error.what == "a2, r1"
+    while world.host.busy:
+        time.sleep(0.01)
+
+
+def test_a_name_that_a_server_makes_up_cannot_show_the_token(world: World) -> None:
+    world.m1.capabilities = world.m1.capabilities.model_copy(
+        update={"server_name": f"x{TOKEN}\n{'y' * 5000}"}
+    )
+    error = failing(asyncio.run, world.side.discover(), server="m1")
+    assert "[redacted]" in str(error)
+    assert len(str(error)) < 1000
+
+
+def test_a_rollout_that_a_server_makes_up_cannot_show_the_token(world: World) -> None:
+    made_up = v1.Execution(rollout_id=f"r-{TOKEN}", attempt_index=0)
+    world.a1.replies["agent-checkpoint/prepare"] = lambda _: v1.data(
+        agents_prepared(ready=False, running=1, blocking_attempts=(made_up,))
+    )
+    error = failing(prepare, world, 0.3, server="a1")
+    assert "[redacted]" in str(error)
+
+
 def test_a_server_without_control_routes_is_refused(world: World) -> None:
     world.r2.replies["capabilities"] = lambda _: (404, {"detail": "Not Found"})
     assert isinstance(failing(asyncio.run, world.side.discover(), server="r2"), UnsupportedFeature)
@@ -809,6 +847,22 @@ def test_no_acknowledgements_ask_nobody(world: World) -> None:
     world.forget()
     asyncio.run(world.side.acknowledge([], deadline_ts=soon()))
     assert world.host.log == []
+
+
+def test_a_result_that_its_agent_does_not_know_counts_as_acknowledged(world: World) -> None:
+    owed = [("a1", completion(index)) for index in range(2)]
+    world.a1.replies["agent-checkpoint/acknowledge-completed"] = lambda body: v1.data(
+        v1.Acknowledged(
+            acknowledged=(),
+            unknown=tuple(
+                v1.Execution(rollout_id=item["rollout_id"], attempt_index=item["attempt_index"])
+                for item in body["executions"]
+            ),
+        )
+    )
+    work = world.side.acknowledge(owed, deadline_ts=soon(), observe=world.observe)
+    asyncio.run(work)
+    assert ("acknowledge", "gym/agent/a1", {"acknowledged": 2, "unknown": 2}) in world.steps
 
 
 def test_an_acknowledgement_that_is_not_confirmed_is_an_error(world: World) -> None:

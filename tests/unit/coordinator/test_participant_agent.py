@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from snapfmt.errors import ControlRefused, InvalidRecord
+from snapfmt.errors import ControlRefused, FormatError, InvalidRecord
+from snapfmt_coordinator.participant import agent_part
 from snapfmt_coordinator.participant.agent import NAMED, AgentExecution, AgentParticipant
 from snapfmt_coordinator.participant.agent_part import BOUNDARIES, CONTINUATIONS
 from snapfmt_coordinator.participant.parts import published_part
@@ -22,7 +23,9 @@ from snapfmt_coordinator.protocol.v1 import (
     Resume,
 )
 from snapfmt_schemas.agent import AgentBoundaryRecord, PendingModel
+from snapfmt_schemas.completion import CompletionReceipt
 from snapfmt_schemas.continuation import Continuation
+from snapfmt_schemas.redacted import RedactedRun
 
 Make = Callable[..., Any]
 PART = "gym/agent/swe"
@@ -50,6 +53,11 @@ def done(execution: AgentExecution, name: str = "r1") -> Any:
 
 def agent(**options: Any) -> AgentParticipant:
     return AgentParticipant(server_name="swe", **options)
+
+
+def keep_busy(seconds: float) -> None:
+    """No timer of the loop runs meanwhile."""
+    time.sleep(seconds)
 
 
 async def park(
@@ -174,8 +182,6 @@ def test_what_is_no_result_leaves_the_run_as_it_was(bad: dict[str, Any]) -> None
 @pytest.mark.parametrize(
     "change",
     [
-        {"rollout_id": "q"},
-        {"attempt_index": 1},
         {"execution_generation": 2},
         {"result_identity": "other"},
         {"result_digest": "0" * 64},
@@ -203,6 +209,44 @@ def test_only_the_exact_receipt_is_acknowledged(change: dict[str, Any]) -> None:
         assert await refusal(participant.begin("r", 0)) == "stale_attempt"
 
     run(body)
+
+
+@pytest.mark.parametrize("change", [{"rollout_id": "q"}, {"attempt_index": 1}])
+def test_a_receipt_of_a_run_that_is_not_held_counts_as_acknowledged(change: dict[str, Any]) -> None:
+    async def body() -> None:
+        participant = agent()
+        receipt = done(await participant.begin("r", 0))
+        other = receipt.model_copy(update=change)
+        name = Execution(rollout_id=other.rollout_id, attempt_index=other.attempt_index)
+        reply = participant.acknowledge([receipt, other, other])
+        assert (len(reply.acknowledged), reply.unknown, reply.idempotent) == (1, (name,), 0)
+        # From now on it is known, and over.
+        reply = participant.acknowledge([other])
+        assert (reply.acknowledged, reply.unknown, reply.idempotent) == ((name,), (), 1)
+        assert await refusal(participant.begin(*other_run(other))) == "stale_attempt"
+        wrong = other.model_copy(update={"result_identity": "another"})
+        assert reason(lambda: participant.acknowledge([wrong])) == (
+            "completed_execution_acknowledgement_error"
+        )
+
+    run(body)
+
+
+def test_a_receipt_of_a_run_that_goes_on_is_refused() -> None:
+    async def body() -> None:
+        participant = agent()
+        receipt = done(await participant.begin("r", 0))
+        restarted = agent()
+        await restarted.begin("r", 0)
+        assert reason(lambda: restarted.acknowledge([receipt])) == (
+            "completed_execution_acknowledgement_error"
+        )
+
+    run(body)
+
+
+def other_run(receipt: CompletionReceipt) -> tuple[str, int]:
+    return receipt.rollout_id, receipt.attempt_index
 
 
 def test_a_completion_receipt_can_be_looked_up(boundary: Make) -> None:
@@ -468,6 +512,42 @@ def test_a_cut_is_let_go_of_by_the_next_prepare_and_by_its_lease(control: Make, 
     run(body)
 
 
+@pytest.mark.parametrize("jump", [86_400.0, -86_400.0])
+def test_a_wall_clock_that_is_set_does_not_take_the_cut(
+    control: Make, saves: Any, jump: float
+) -> None:
+    async def body() -> None:
+        set_by = [0.0]
+        participant = agent(grace_s=0.2, clock=lambda: time.time() + set_by[0])
+        ticket = saves.ticket(PART)
+        await participant.prepare(control(PrepareAgents, seconds=0.2))
+        await participant.commit(control(Commit, ticket=ticket, seconds=0.2, wait=False))
+        set_by[0] = jump
+        await asyncio.sleep(0.2)
+        await participant.resume(control(Resume, seconds=30 + jump))
+        commit = control(Commit, ticket=ticket, seconds=0.05 + jump, wait=False)
+        assert not (await participant.commit(commit)).ready
+        await asyncio.sleep(0.5)
+        late = control(Commit, ticket=ticket, seconds=30 + jump)
+        assert await refusal(participant.commit(late)) == "stale_checkpoint"
+
+    run(body)
+
+
+@pytest.mark.parametrize("ended", [False, True])
+def test_admission_looks_at_the_lease_and_not_at_its_timer(control: Make, ended: bool) -> None:
+    async def body() -> None:
+        participant = agent(grace_s=0.0)
+        await participant.prepare(control(PrepareAgents, seconds=0.1))
+        keep_busy(0.15 if ended else 0.01)
+        if ended:
+            await participant.begin("a", 0)
+        else:
+            assert await refusal(participant.begin("a", 0)) == "agent_admission_closed"
+
+    run(body)
+
+
 def test_commit_requests_keep_the_cut(control: Make, saves: Any) -> None:
     async def body() -> None:
         participant = agent(grace_s=0.0)
@@ -520,10 +600,10 @@ def test_a_server_whose_revision_would_be_redacted_is_refused(
 
 
 async def saved(
-    control: Make, saves: Any, records: list[AgentBoundaryRecord]
+    control: Make, saves: Any, records: list[AgentBoundaryRecord], **options: Any
 ) -> Callable[[str], Any]:
     """Publishes the part of an agent server that holds these records."""
-    participant = agent()
+    participant = agent(**options)
     tasks = [(await park(participant, record))[1] for record in records]
     await participant.prepare(control(PrepareAgents, wait_s=5))
     reply = await participant.commit(control(Commit, ticket=saves.ticket(PART)))
@@ -542,6 +622,7 @@ def test_a_restored_run_goes_on_as_the_next_one(control: Make, boundary: Make, s
         )
         records = [
             boundary("a", agent_state={"depth": [1, {"api_key": "s3cret", "n": 2**70}]}),
+            boundary("e", agent_state={"depth": [1, {"n": 2**70}]}),
             boundary("b", 2, boundary_kind="pending_model", pending_model=pending),
             boundary("c", call=None),
             boundary("d"),
@@ -556,7 +637,7 @@ def test_a_restored_run_goes_on_as_the_next_one(control: Make, boundary: Make, s
         )
         assert first == second == await participant.restore(request)
         assert (first.state, first.restored) == ("restored_paused", 4)
-        assert first.continuation_index.records == 3
+        assert first.continuation_index.records == 4
         assert await refusal(participant.begin("a", 1)) == "agent_admission_closed"
         drop = (
             Execution(rollout_id="d", attempt_index=1),
@@ -567,19 +648,105 @@ def test_a_restored_run_goes_on_as_the_next_one(control: Make, boundary: Make, s
             assert (await participant.discard(discard)).discarded == 1
         await participant.resume(control(Resume, "r1"))
         assert await refusal(participant.begin("a", 0)) == "stale_attempt"
-        one = await participant.begin("a", 1)
+        # Its state is not whole any more.
+        assert (await participant.begin("a", 1)).restored is None
+        one = await participant.begin("e", 1)
         assert one.generation == 1
         assert one.restored is not None
         assert one.restored.attempt_index == 1
-        assert one.restored.agent_state == {"depth": [1, {"api_key": "[redacted]", "n": 2**70}]}
+        assert one.restored.agent_state == {"depth": [1, {"n": 2**70}]}
         two = await participant.begin("b", 3)
         assert two.restored is not None
         assert two.restored.pending_model is not None
         assert two.restored.pending_model.response == {"text": "hi"}
+        assert two.restored.pending_model.model_server_cookies == {"session": "[redacted]"}
         assert await refusal(participant.begin("d", 0)) == "stale_attempt"
         assert (await participant.begin("d", 1)).restored is None
 
     run(body)
+
+
+def secretive(boundary: Make) -> list[AgentBoundaryRecord]:
+    """Runs with values under names that read like a secret's, in all places."""
+
+    def pending(**fields: Any) -> PendingModel:
+        return PendingModel(model_call_id="c", **({"response": {}} | fields))
+
+    cookies = pending(model_server_cookies={"session": "hunter2", "more": [{"x": "hunter2"}]})
+    answer = pending(response={"token": "hunter2"})
+    return [
+        boundary("cookies", 1, boundary_kind="pending_model", pending_model=cookies),
+        boundary("answer", 2, boundary_kind="pending_model", pending_model=answer),
+        boundary("items", output_items=({"password": "hunter2"}, {"text": "hi"})),
+        boundary("state", call=None, agent_state={"secret_word": "hunter2", "\ud800": [{}]}),
+        boundary("count", agent_state={"max_tokens": 5, "token": 7}),
+    ]
+
+
+def test_runs_whose_state_is_not_whole_are_listed(
+    control: Make, boundary: Make, saves: Any
+) -> None:
+    async def body() -> None:
+        participant = agent()
+        tasks = [(await park(participant, record))[1] for record in secretive(boundary)]
+        await participant.prepare(control(PrepareAgents, wait_s=5))
+        reply = await participant.commit(control(Commit, ticket=saves.ticket(PART)))
+        await participant.resume(control(Resume))
+        await asyncio.gather(*tasks)
+        assert (reply.rollouts, reply.redacted) == (5, 3)
+        place = saves.publish(reply.receipt)(PART)
+        assert b"hunter2" not in b"".join(place_bytes(place))
+        part = published_part(place)
+        found = {item.capture_key: item for item in part.records("redacted.jsonl", RedactedRun)}
+        assert {key: item.paths for key, item in found.items()} == {
+            "answer-a2": ("pending_model.response.token",),
+            "items": ("output_items[0].password",),
+            "state": ("agent_state.secret_word",),
+        }
+        assert agent_part.read(part).redacted == {"answer", "items", "state"}
+
+    run(body)
+
+
+def test_an_owner_may_keep_all_of_its_state(control: Make, boundary: Make, saves: Any) -> None:
+    async def body() -> None:
+        records = [
+            *secretive(boundary),
+            boundary("used", resource_state_revisions={"secrets": 1}),
+        ]
+        place = (await saved(control, saves, records, secrets="keep"))(PART)
+        part = published_part(place)
+        assert list(part.records("redacted.jsonl", RedactedRun)) == []
+        restored = agent()
+        request = control(Restore, "r1", source_checkpoint_id="c1", snapshot=place)
+        assert (await restored.restore(request)).restored == len(records)
+        await restored.resume(control(Resume, "r1"))
+        for record in records:
+            run_index = record.attempt_index + 1
+            execution = await restored.begin(record.rollout_id, run_index)
+            assert execution.restored == record.model_copy(update={"attempt_index": run_index})
+
+    run(body)
+
+
+def test_a_part_without_the_list_is_read_and_a_list_of_others_is_not(
+    boundary: Make, saves: Any
+) -> None:
+    record = boundary("a")
+    for listed in (None, "b"):
+        saves.begin()
+        with saves.attempt.part(PART) as part:
+            part.records(BOUNDARIES, [record], key="rollout_id")
+            part.records(CONTINUATIONS, [record.continuation()], key="capture_key")
+            if listed:
+                part.records("redacted.jsonl", [RedactedRun.of(listed, ("x",))])
+            receipt = part.seal()
+        found = published_part(saves.publish(receipt)(PART))
+        if listed is None:
+            assert agent_part.read(found).redacted == frozenset()
+        else:
+            with pytest.raises(FormatError, match="not there"):
+                agent_part.read(found)
 
 
 def place_bytes(place: Any) -> list[bytes]:

@@ -148,15 +148,73 @@ def test_a_later_deadline_renews_the_lease_and_an_earlier_one_does_not(control: 
     run(body)
 
 
-def test_the_lease_follows_the_clock_and_not_its_timer(control: Make) -> None:
+class Clocks:
+    """A wall clock that may be set, and a monotonic one."""
+
+    def __init__(self) -> None:
+        self.wall, self.monotonic = 1e6, 50.0
+
+    def fence(self, grace_s: float = 10.0) -> Fence:
+        return Fence(grace_s=grace_s, clock=lambda: self.wall, timer=lambda: self.monotonic)
+
+    def later(self, seconds: float) -> None:
+        self.wall += seconds
+        self.monotonic += seconds
+
+    def request(self, checkpoint_id: str = "c1", seconds: float = 1.0) -> Control:
+        return Control(checkpoint_id=checkpoint_id, deadline_ts=self.wall + seconds)
+
+
+@pytest.mark.parametrize("look", ["closed", "request"])
+def test_a_lease_has_ended_also_when_its_timer_did_not_run(look: str) -> None:
     async def body() -> None:
-        now = [1000.0]
-        fence = Fence(grace_s=10, clock=lambda: now[0])
-        fence.enter(Control(checkpoint_id="c1", deadline_ts=1001.0), "preparing")
-        now[0] = 1012.0
-        fence.check_deadline(Control(checkpoint_id="c2", deadline_ts=2000.0))
-        assert not fence.closed
+        clocks = Clocks()
+        fence = clocks.fence()
+        opened: list[str] = []
+        fence.on_open(lambda: opened.append("open"))
+        fence.enter(clocks.request(), "preparing")
+        clocks.later(10.5)
+        assert fence.closed
+        clocks.later(1.0)
+        if look == "closed":
+            assert not fence.closed
+        else:
+            fence.check_deadline(clocks.request("c2", 100.0))
+        assert (fence.phase, opened) == ("idle", ["open"])
         assert fence.is_stale("c1")
+
+    run(body)
+
+
+@pytest.mark.parametrize("jump", [86_400.0, -86_400.0])
+def test_a_wall_clock_that_is_set_neither_ends_nor_prolongs_a_lease(jump: float) -> None:
+    async def body() -> None:
+        clocks = Clocks()
+        fence = clocks.fence()
+        fence.enter(clocks.request(), "preparing")
+        clocks.wall += jump
+        clocks.later(9.0)
+        assert fence.closed
+        # As the coordinator sees it now; 12 s from here, which is later than before.
+        fence.require(clocks.request(seconds=2.0))
+        clocks.later(11.0)
+        assert fence.closed
+        clocks.later(2.0)
+        assert not fence.closed
+
+    run(body)
+
+
+@pytest.mark.parametrize("jump", [86_400.0, -86_400.0])
+def test_the_timer_of_a_lease_does_not_ask_the_wall_clock(jump: float) -> None:
+    async def body() -> None:
+        wall = [1000.0]
+        fence = Fence(grace_s=0.1, clock=lambda: wall[0])
+        fence.enter(Control(checkpoint_id="c1", deadline_ts=1000.1), "preparing")
+        wall[0] += jump
+        await asyncio.sleep(0.1)
+        assert fence.phase == "preparing"
+        assert await fence.changed.wait_for(lambda: fence.phase == "idle", 5)
 
     run(body)
 

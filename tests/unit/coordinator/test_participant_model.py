@@ -251,6 +251,68 @@ def test_a_retry_does_not_wait_for_a_call_that_was_given_up(control: Make) -> No
     run(body)
 
 
+def test_a_call_that_generates_is_ended_and_made_again_later(
+    control: Make, lineage_row: Make
+) -> None:
+    async def body() -> None:
+        participant = model()
+        made: list[str] = []
+
+        async def generate(call_id: str, seconds: float) -> None:
+            async with participant.call("r", 0, call_id) as call:
+                await call.generated(asyncio.sleep(seconds))
+                made.append(call_id)
+                call.commit(lineage_row("r", call_id))
+
+        slow = asyncio.create_task(generate("call-1", 60))
+        retry = asyncio.create_task(generate("call-1", 60))
+        await asyncio.sleep(0.01)
+        async with participant.call("r", 0, "call-2") as storing:
+            await storing.generated(asyncio.sleep(0))
+            await participant.pause(control(PauseModel))
+            reply = await participant.status(control(ModelStatus))
+            assert reply.inflight_total == 3
+            assert reply.inflight == (Execution(rollout_id="r", attempt_index=0),)
+            end = control(AbortInflight, rollout_id="r", attempt_index=0, keep_run=True)
+            # One after the other: the retry waited for the first try.
+            for task in (slow, retry):
+                assert (await participant.abort_inflight(end)).aborted_inflight == 1
+                assert await refusal(task) == "model_admission_closed"
+                await asyncio.sleep(0)
+            # Its result may be stored already, so it is waited for.
+            assert (await participant.abort_inflight(end)).aborted_inflight == 0
+            storing.commit(lineage_row("r", "call-2"))
+        reply = await participant.status(control(ModelStatus))
+        assert (reply.inflight_total, reply.state, reply.tombstones) == (0, "prepared", 0)
+        await participant.resume(control(Resume))
+        await generate("call-1", 0)
+        assert made == ["call-1"]
+        assert [row.model_call_id for row in participant.rows("r", 0)] == ["call-2", "call-1"]
+
+    run(body)
+
+
+def test_who_hangs_up_while_it_generates_is_not_told_of_a_checkpoint(control: Make) -> None:
+    async def body() -> None:
+        participant = model()
+
+        async def generate() -> None:
+            async with participant.call("r", 0, "call-1") as call:
+                await call.generated(asyncio.sleep(60))
+
+        task = asyncio.create_task(generate())
+        await asyncio.sleep(0)
+        await participant.pause(control(PauseModel))
+        end = control(AbortInflight, rollout_id="r", attempt_index=0, keep_run=True)
+        task.cancel()
+        await participant.abort_inflight(end)
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert (await participant.status(control(ModelStatus))).inflight_total == 0
+
+    run(body)
+
+
 def test_an_auxiliary_model_takes_no_part(control: Make, lineage_row: Make, saves: Any) -> None:
     async def body() -> None:
         participant = model(instance_role="auxiliary")
@@ -353,18 +415,24 @@ def test_the_lineage_of_the_continuations_is_written_and_nothing_else(
 
 
 @pytest.mark.parametrize(
-    ("calls", "wanted"),
-    [([], "call-1"), (["call-1"], "call-2")],
-    ids=["no ledger", "no boundary call"],
+    ("calls", "wanted", "why"),
+    [([], "call-1", "ledger_not_checkpointable"), (["call-1"], "call-2", "ledger_mismatch")],
+    ids=["the server was restarted", "no boundary call"],
 )
 def test_a_continuation_without_its_lineage_is_refused(
-    control: Make, boundary: Make, lineage_row: Make, saves: Any, calls: list[str], wanted: str
+    control: Make,
+    boundary: Make,
+    lineage_row: Make,
+    saves: Any,
+    calls: list[str],
+    wanted: str,
+    why: str,
 ) -> None:
     async def body() -> None:
         participant = model()
         await chain(participant, lineage_row, "a", calls)
         work = committed(participant, control, saves, [boundary("a", call=wanted)])
-        assert await refusal(work) == "ledger_mismatch"
+        assert await refusal(work) == why
         # The same cut and ticket, with an index that fits.
         right = boundary("a", call=calls[-1] if calls else None)
         agents = (agent_receipt(saves, [right], AGENT + "2"),)
@@ -409,7 +477,7 @@ def test_a_run_that_was_given_up_is_no_continuation(
         await participant.abort_inflight(control(AbortInflight, rollout_id="a", attempt_index=0))
         agents = (agent_receipt(saves, [boundary("a")]),)
         commit = control(CommitModel, ticket=saves.ticket(PART), agents=agents)
-        assert await refusal(participant.commit(commit)) == "ledger_mismatch"
+        assert await refusal(participant.commit(commit)) == "ledger_not_checkpointable"
 
     run(body)
 

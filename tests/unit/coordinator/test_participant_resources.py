@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from snapfmt.errors import ControlRefused
+from snapfmt.errors import ControlRefused, FormatError
+from snapfmt_coordinator.participant import sessions_part
 from snapfmt_coordinator.participant.parts import published_part
 from snapfmt_coordinator.participant.resources import ResourcesParticipant
 from snapfmt_coordinator.participant.sessions_part import SERVER, SESSIONS
@@ -19,6 +20,7 @@ from snapfmt_coordinator.protocol.v1 import (
     Restore,
     Resume,
 )
+from snapfmt_schemas.redacted import RedactedRun
 from snapfmt_schemas.resources import ResourceSnapshot
 
 Make = Callable[..., Any]
@@ -161,7 +163,7 @@ def test_sessions_are_cut_by_value_and_written_later(control: Make, saves: Any) 
         assert await tools.use("a") == 2
         first, second = await asyncio.gather(tools.side.commit(commit), tools.side.commit(commit))
         assert first == second
-        assert (first.ready, first.sessions, first.records) == (True, 2, 2)
+        assert (first.ready, first.sessions, first.redacted) == (True, 2, 1)
         part = published_part(saves.publish(first.receipt)(PART))
         one, two = part.records(SESSIONS, ResourceSnapshot)
         assert (one.rollout_id, one.attempt_index, one.state_revision) == ("a", 0, 1)
@@ -211,13 +213,72 @@ def test_a_store_that_fails_is_told_and_can_be_asked_again(control: Make, saves:
     run(body)
 
 
-async def saved(control: Make, saves: Any, *names: tuple[str, int]) -> Any:
-    tools = Tools()
+async def saved(
+    control: Make, saves: Any, *names: tuple[str, int], secret: str = "", **options: Any
+) -> Any:
+    tools = Tools(**options)
     for name, number in names:
         await tools.use(name, number)
+        if name == secret:
+            tools.store.sessions[name, number]["secret_word"] = "hunter2"
     await tools.side.prepare(control())
     reply = await tools.side.commit(control(Commit, ticket=saves.ticket(PART)))
     return saves.publish(reply.receipt)(PART)
+
+
+def test_a_session_that_is_not_whole_is_listed_and_not_installed(control: Make, saves: Any) -> None:
+    async def body() -> None:
+        place = await saved(control, saves, ("a", 0), ("b", 2), secret="b")
+        part = published_part(place)
+        (listed,) = part.records("redacted.jsonl", RedactedRun)
+        assert (listed.capture_key, listed.paths) == ("b-a2", ("state.secret_word",))
+        tools = Tools()
+        request = control(Restore, "r1", source_checkpoint_id="c1", snapshot=place)
+        assert (await tools.side.restore(request)).restored == 1
+        assert list(tools.store.sessions) == [("a", 1)]
+        await tools.side.resume(control(Resume, "r1"))
+        assert await refusal(tools.use("b", 2)) == "stale_attempt"
+        assert await tools.use("b", 3) == 1
+
+    run(body)
+
+
+def test_an_owner_may_keep_all_of_its_sessions(control: Make, saves: Any) -> None:
+    async def body() -> None:
+        place = await saved(control, saves, ("a", 0), secret="a", secrets="keep")
+        tools = Tools()
+        request = control(Restore, "r1", source_checkpoint_id="c1", snapshot=place)
+        assert (await tools.side.restore(request)).restored == 1
+        assert tools.store.sessions["a", 1]["secret_word"] == "hunter2"
+
+    run(body)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        '{"schema_version": 1, HEAD, "state": {"x": [1, {"state": 2}]}, "created_at": 1.0}',
+        '{"state": {"a": 1, "state": {}}, "created_at": 1.0, HEAD}',
+    ],
+    ids=["as written", "in another order"],
+)
+def test_revisions_are_read_without_the_states(saves: Any, line: str) -> None:
+    head = '"rollout_id": "a", "attempt_index": 2, "state_revision": 5'
+    with saves.attempt.part(PART) as part:
+        part.records(SESSIONS, [line.replace("HEAD", head).encode()])
+        receipt = part.seal()
+    found = published_part(saves.publish(receipt)(PART))
+    assert sessions_part.revisions(found) == {"a-a2": 5}
+
+
+@pytest.mark.parametrize("line", [b'{"rollout_id": "a"}', b'{"rollout_id": "a", "state": {}}'])
+def test_a_line_that_is_no_session_has_no_revision(saves: Any, line: bytes) -> None:
+    with saves.attempt.part(PART) as part:
+        part.records(SESSIONS, [line])
+        receipt = part.seal()
+    found = published_part(saves.publish(receipt)(PART))
+    with pytest.raises(FormatError, match="not a session"):
+        sessions_part.revisions(found)
 
 
 def test_restored_sessions_are_those_of_the_next_runs(control: Make, saves: Any) -> None:

@@ -17,6 +17,7 @@ from snapfmt_coordinator.participant.resources import ResourcesParticipant
 from snapfmt_coordinator.participant.router import control_router
 from snapfmt_coordinator.protocol.codes import STATUS, from_body
 from snapfmt_coordinator.protocol.v1 import (
+    INCARNATION_HEADER,
     MAX_BODY,
     MAX_LIST,
     AbortInflight,
@@ -45,6 +46,7 @@ from snapfmt_schemas.completion import CompletionReceipt
 from snapfmt_schemas.resources import ResourceSnapshot
 
 Make = Callable[..., Any]
+TOKEN = "a-test-token"
 AGENT, MODEL, TOOLS = "gym/agent/swe", "gym/model/policy", "gym/resources/tools"
 
 
@@ -123,7 +125,8 @@ def test_capabilities(served: Make, control: Make, make: Callable[[], Any]) -> N
             status, answer = await client.send("GET", "/capabilities")
             assert status == 200
             found = Capabilities.model_validate_json(json.dumps(answer))
-            assert found == participant.capabilities()
+            made = found.incarnation
+            assert found == participant.capabilities().model_copy(update={"incarnation": made})
             assert found.phase == "idle"
             assert found.topology().participant.server_name == participant.server_name
             participant.fence.enter(control(), "preparing")
@@ -268,7 +271,31 @@ def test_the_status_of_the_model(served: Make, control: Make) -> None:
                 answer = await client.post("/model-admission/abort_inflight", abort)
                 assert answer == (200, {"aborted_inflight": 1})
             status, answer = await waiting
-            assert ModelAdmission.model_validate(answer).state == "prepared"
+            assert ModelAdmission.model_validate_json(json.dumps(answer)).state == "prepared"
+
+    run(body)
+
+
+def test_every_answer_says_which_process_gave_it(served: Make, control: Make) -> None:
+    async def body() -> None:
+        told = []
+        for _ in range(2):
+            async with served(agent()) as client:
+                _, answer = await client.send("GET", "/capabilities")
+                told.append(answer["incarnation"])
+                headers = {"Authorization": f"Bearer {TOKEN}"}
+                for route, request, wanted in (
+                    ("prepare", control(PrepareAgents), 200),
+                    ("resume", control(Resume, "other"), 404),
+                ):
+                    async with client.session.post(
+                        f"{client.url}/agent-checkpoint/{route}",
+                        data=request.model_dump_json().encode(),
+                        headers=headers,
+                    ) as response:
+                        assert response.status == wanted
+                        assert response.headers[INCARNATION_HEADER] == told[-1]
+        assert told[0] != told[1]
 
     run(body)
 
@@ -343,7 +370,7 @@ def test_a_save_and_a_restore_over_http(
             call.commit(lineage_row("a", "call-1"))
         agents, policy, resources = (client_of[name] for name in ("agent", "model", "tools"))
         status, answer = await policy.post("/model-admission/pause", control(PauseModel))
-        assert ModelAdmission.model_validate(answer).state == "prepared"
+        assert ModelAdmission.model_validate_json(json.dumps(answer)).state == "prepared"
         prepare = control(PrepareAgents, wait_s=0.01)
         status, answer = await agents.post("/agent-checkpoint/prepare", prepare)
         assert not answer["ready_to_commit"]

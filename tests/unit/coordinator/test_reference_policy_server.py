@@ -1,13 +1,14 @@
 """The order in which a model call becomes real: row, ledger, answer; and calls made again."""
 
 import asyncio
+import time
 from collections.abc import Callable
 
 import pytest
 
 from snapfmt.errors import ControlRefused
 from snapfmt_coordinator.participant.model import ModelParticipant
-from snapfmt_coordinator.protocol.v1 import CallIdentity
+from snapfmt_coordinator.protocol.v1 import AbortInflight, CallIdentity, PauseModel, Resume
 from snapfmt_coordinator.reference.capture import CaptureRow, MemorySink
 from snapfmt_coordinator.reference.chat import ChatRequest
 from snapfmt_coordinator.reference.engine import LocalEngine
@@ -64,6 +65,26 @@ def test_a_row_that_is_not_stored_leaves_no_call() -> None:
         assert participant.rows("p_g0", 0) == ()
         full = False
         await server.answer(asked())
+        assert len(participant.rows("p_g0", 0)) == sink.puts == 1
+
+    asyncio.run(body())
+
+
+def test_a_generation_that_a_checkpoint_ends_stores_nothing() -> None:
+    async def body() -> None:
+        participant, sink = ModelParticipant(server_name="policy"), MemorySink()
+        slow = PolicyServer("policy", participant, LocalEngine(delay_s=60), sink)
+        work = asyncio.create_task(slow.answer(asked()))
+        await asyncio.sleep(0.01)
+        deadline = {"checkpoint_id": "c1", "deadline_ts": time.time() + 30}
+        await participant.pause(PauseModel(**deadline))
+        run = {"rollout_id": "p_g0", "attempt_index": 0}
+        await participant.abort_inflight(AbortInflight(**deadline, **run, keep_run=True))
+        with pytest.raises(ControlRefused, match="model_admission_closed"):
+            await work
+        assert (sink.puts, participant.rows("p_g0", 0)) == (0, ())
+        await participant.resume(Resume(**deadline))
+        await PolicyServer("policy", participant, LocalEngine(), sink).answer(asked())
         assert len(participant.rows("p_g0", 0)) == sink.puts == 1
 
     asyncio.run(body())

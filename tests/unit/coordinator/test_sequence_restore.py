@@ -18,23 +18,25 @@ from snapfmt.errors import (
     ParticipantFailed,
     RestoreRefused,
     SnapfmtError,
+    StorageDenied,
     StorageError,
 )
 from snapfmt.reading.snapshot import Part
 from snapfmt.reading.source import Source
 from snapfmt_coordinator.gym.parts import GymParts
+from snapfmt_coordinator.participant import agent_part, sessions_part
 from snapfmt_coordinator.protocol.v1 import Capabilities, Execution, ReferenceIndex
 from snapfmt_coordinator.sequence import records
 from snapfmt_coordinator.sequence.restore import RestoreResult, restore
+from snapfmt_schemas.agent import AgentBoundaryRecord
 from snapfmt_schemas.attempt import Receipt
-from snapfmt_schemas.continuation import Continuation
 from snapfmt_schemas.fingerprint import Fingerprint
 from snapfmt_schemas.identity import capture_key
 from snapfmt_schemas.lineage import ExternalStorageReference
 from snapfmt_schemas.manifest import TrainerAnchor
 from snapfmt_schemas.topology import ParticipantName, Topology
 
-AGENT, MODEL = "gym/agent/simple", "gym/model/policy"
+AGENT, MODEL, TOOLS = "gym/agent/simple", "gym/model/policy", "gym/resources/tools"
 RECIPE = Fingerprint.of("recipe", {"lr": 1})
 Revisions = Mapping[str, int] | None
 RUNS: Mapping[tuple[str, int], Revisions] = {
@@ -51,6 +53,11 @@ class Maker:
 
     def __init__(self, path: Path) -> None:
         self.repository = Repository.create(path)
+        self.uncalled: set[tuple[str, int]] = set()
+        """Runs whose boundary has no committed model call."""
+        self.states: dict[tuple[str, int], dict[str, Any]] = {}
+        self.sessions: list[sessions_part.Session] | None = None
+        """Those of server `tools`; None: it has no part."""
 
     def publish(
         self,
@@ -68,7 +75,7 @@ class Maker:
         with repository.begin() as attempt:
             parts = None
             receipts: list[Receipt] = []
-            keys = [f"{capture_key(*run)}/call-1" for run in runs]
+            keys = [f"{capture_key(*run)}/call-1" for run in runs if run not in self.uncalled]
             if gym:
                 parts = self._gym(attempt, runs, keys, checkpoint_id, flaw)
                 receipts += parts.receipts
@@ -107,19 +114,28 @@ class Maker:
         checkpoint_id: str,
         flaw: str,
     ) -> GymParts:
-        with attempt.part(AGENT) as part:
-            lines = [
-                Continuation(
+        written = agent_part.write(
+            [
+                AgentBoundaryRecord(
                     rollout_id=rollout,
                     attempt_index=number,
-                    capture_key=capture_key(rollout, number),
-                    last_committed_model_call_id="call-1",
+                    boundary_index=1,
+                    turn_index=1,
+                    boundary_kind="turn_complete",
+                    last_committed_model_call_id=(
+                        None if (rollout, number) in self.uncalled else "call-1"
+                    ),
                     resource_state_revisions=None if used is None else dict(used),
+                    agent_state=self.states.get((rollout, number), {}),
+                    created_at=1.0,
                 )
                 for (rollout, number), used in runs.items()
-            ]
-            part.records("continuations.jsonl", lines, key="capture_key")
-            agent = part.seal()
+            ],
+            attempt.ticket(AGENT),
+        )
+        agent, continuations = written.receipt, written.continuation_index
+        assert agent is not None
+        assert continuations is not None
         with attempt.part(MODEL) as part:
             references = [
                 ExternalStorageReference(
@@ -128,23 +144,33 @@ class Maker:
                     kind="token_capture_staging",
                     key=key,
                 )
-                for run, key in zip(runs, keys, strict=True)
+                for run, key in zip(
+                    [run for run in runs if run not in self.uncalled], keys, strict=True
+                )
             ]
             part.records("storage-references.jsonl", references, key="key")
             model = part.seal()
-        continuations = self._index(agent, "continuations.jsonl")
+        receipts = [agent, model]
+        if self.sessions is not None:
+            cut = sessions_part.SessionCut(self.sessions, 1.0)
+            reply = sessions_part.write(cut, "tools", "export_restore", attempt.ticket(TOOLS))
+            assert reply.receipt is not None
+            receipts.append(reply.receipt)
         if flaw == "index":
             continuations = continuations.model_copy(update={"digest": "sha256:" + "0" * 64})
         return GymParts(
             checkpoint_id="another" if flaw == "checkpoint" else checkpoint_id,
-            receipts=(agent, model),
+            receipts=tuple(receipts),
             participants={
-                AGENT: ParticipantName(
-                    server_name="simple", component="agent", participant_name="agent"
-                ),
-                MODEL: ParticipantName(
-                    server_name="policy", component="model", participant_name="model"
-                ),
+                part: ParticipantName(
+                    server_name=server, component=component, participant_name=component
+                )
+                for part, server, component in (
+                    (AGENT, "simple", "agent"),
+                    (MODEL, "policy", "model"),
+                    (TOOLS, "tools", "resources"),
+                )
+                if part in {receipt.part for receipt in receipts}
             },
             continuation_indexes={AGENT: continuations},
             storage_reference_indexes={MODEL: self._index(model, "storage-references.jsonl")},
@@ -289,11 +315,12 @@ class FakeLoader:
         self.live = live
         self.owed = 0
         self.error: SnapfmtError | None = None
+        self.broken: dict[int, SnapfmtError] = {}
 
     def read(self, snapshot: Snapshot) -> "FakeSaved":
         assert threading.current_thread() is not threading.main_thread()
-        if self.error is not None:
-            raise self.error
+        if (error := self.broken.get(snapshot.number, self.error)) is not None:
+            raise error
         text = snapshot.part("rl/controller").read("runs.json").decode()
         return FakeSaved(self, frozenset(text.strip('[]"').replace('"', "").split(",")) - {""})
 
@@ -383,6 +410,7 @@ def test_a_restore_goes_through_these_steps(stage: Stage) -> None:
     )
     assert stage.gym.discarded == {"simple": list(over)}
     assert result.started_over == over
+    assert result.reasons == ("restart_only_resource",) * 2
     assert result.continued == (
         Execution(rollout_id="p1_g0", attempt_index=1),
         Execution(rollout_id="p1_g1", attempt_index=3),
@@ -393,6 +421,60 @@ def test_a_restore_goes_through_these_steps(stage: Stage) -> None:
     wanted = ["discover", "select", "load", "assign", "discard", "resume"]
     assert [name for name in dict.fromkeys(names) if name in wanted] == wanted
     assert result.timeline.operation == "restore"
+
+
+def test_a_run_before_its_first_model_call_is_split_like_the_others(stage: Stage) -> None:
+    runs: dict[tuple[str, int], Revisions] = {
+        ("p1_g0", 0): {"tools": 0},
+        ("p1_g1", 2): {"sandbox": 0},
+        ("p1_g2", 0): None,
+        ("p1_g3", 0): {"tools": 1},
+    }
+    stage.maker.uncalled = {("p1_g0", 0), ("p1_g1", 2), ("p1_g2", 0)}
+    stage.maker.publish(runs)
+    result = stage.run()
+    over = [
+        Execution(rollout_id="p1_g1", attempt_index=3),
+        Execution(rollout_id="p1_g2", attempt_index=1),
+    ]
+    assert set(result.started_over) == set(over)
+    assert set(stage.gym.discarded["simple"]) == set(over)
+    assert {item.rollout_id for item in result.continued} == {"p1_g0", "p1_g3"}
+    assert stage.live.state["controller"] == frozenset({"p1_g0", "p1_g3"})
+
+
+def test_a_run_whose_state_is_not_whole_starts_over(stage: Stage) -> None:
+    stage.live.restart_only = ("sandbox",)
+    stage.maker.states = {("p1_g0", 0): {"secret_word": "hunter2"}}
+    stage.maker.sessions = [
+        ("p1_g1", 2, 3, {"token": "hunter2"}),
+        ("p2_g0", 0, 1, {"fine": 1}),
+    ]
+    stage.maker.publish()
+    result = stage.run()
+    assert dict(zip(result.started_over, result.reasons, strict=True)) == {
+        Execution(rollout_id="p1_g0", attempt_index=1): "redacted_state",
+        Execution(rollout_id="p1_g1", attempt_index=3): "redacted_state",
+        Execution(rollout_id="p2_g0", attempt_index=1): "restart_only_resource",
+        Execution(rollout_id="p2_g1", attempt_index=2): "restart_only_resource",
+    }
+    assert stage.gym.discarded == {"simple": list(result.started_over)}
+    assert (result.continued, stage.live.state["controller"]) == ((), frozenset())
+    (phase,) = [item for item in result.timeline.phases if item.name == "discard"]
+    assert phase.counts == {
+        "started_over": 4,
+        "redacted_state": 2,
+        "restart_only_resource": 2,
+    }
+
+
+def test_a_snapshot_without_a_session_that_a_run_needs_is_passed_over(stage: Stage) -> None:
+    stage.maker.publish()
+    stage.maker.sessions = [("p1_g1", 2, 3, {})]
+    stage.maker.publish()
+    result = stage.run()
+    assert result.number == 1
+    assert "'tools' has lost sessions of runs that used it" in dict(result.passed_over)[2]
 
 
 def test_without_restart_only_resources_everything_continues(stage: Stage) -> None:
@@ -493,11 +575,27 @@ def test_gym_takes_part_on_both_sides_or_on_none(stage: Stage) -> None:
     stage.refused(RestoreRefused, "saved without Gym")
 
 
-def test_a_storage_that_fails_does_not_lead_to_an_older_snapshot(stage: Stage) -> None:
+def test_a_storage_that_fails_for_all_is_an_error_and_no_beginning_afresh(stage: Stage) -> None:
     stage.maker.publish()
     stage.maker.publish()
-    stage.loader.error = StorageError("planned")
-    stage.refused(StorageError, "planned")
+    stage.loader.error = StorageDenied("planned")
+    stage.refused(StorageDenied, "snapshot 2: StorageDenied: planned; snapshot 1: .*planned")
+    stage.refused(StorageDenied, "snapshot 1: StorageDenied: planned", number=1)
+
+
+def test_a_snapshot_that_cannot_be_read_is_passed_over_and_explained(stage: Stage) -> None:
+    stage.maker.publish()
+    stage.maker.publish()
+    stage.loader.broken = {2: StorageError("planned")}
+    result = stage.run()
+    assert (result.number, result.passed_over) == (1, ((2, "Storage: planned"),))
+
+
+def test_what_cannot_be_read_may_have_fitted(stage: Stage) -> None:
+    stage.maker.publish(recipe=Fingerprint.of("recipe", {"lr": 2}))
+    stage.maker.publish()
+    stage.loader.broken = {2: StorageError("planned")}
+    stage.refused(StorageError, "snapshot 2: Storage: planned; snapshot 1: .*recipe.lr")
 
 
 def test_one_number_can_be_asked_for(stage: Stage) -> None:

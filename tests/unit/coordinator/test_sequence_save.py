@@ -1,6 +1,7 @@
 """One save over small ports and a real repository: its order, and every way in which it fails."""
 
 import asyncio
+import re
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -22,21 +23,22 @@ from snapfmt.errors import (
 )
 from snapfmt.writing import attempt as attempt_module
 from snapfmt_coordinator.gym.parts import METADATA_KEY, GymParts
+from snapfmt_coordinator.participant import agent_part, sessions_part
 from snapfmt_coordinator.protocol.codes import refused
 from snapfmt_coordinator.protocol.v1 import Capabilities, ReferenceIndex
 from snapfmt_coordinator.sequence import records
 from snapfmt_coordinator.sequence.gates import CheckpointLock, DataPlaneBarrier, DispatchGate
 from snapfmt_coordinator.sequence.save import SaveResult, SaveSequence
+from snapfmt_schemas.agent import AgentBoundaryRecord
 from snapfmt_schemas.attempt import Receipt, Ticket
 from snapfmt_schemas.completion import CompletionReceipt
-from snapfmt_schemas.continuation import Continuation
 from snapfmt_schemas.fingerprint import Fingerprint
 from snapfmt_schemas.ledger import PendingAcknowledgement
 from snapfmt_schemas.lineage import ExternalStorageReference
 from snapfmt_schemas.manifest import TrainerAnchor
 from snapfmt_schemas.topology import ParticipantName, Topology
 
-AGENT, MODEL = "gym/agent/simple", "gym/model/policy"
+AGENT, MODEL, TOOLS = "gym/agent/simple", "gym/model/policy", "gym/resources/tools"
 Fault = Callable[[], None]
 
 
@@ -117,6 +119,11 @@ class FakeGym:
         self.acknowledged: list[str] = []
         self.runs = {"p7_g2": "call-2"}
         self.keys = {"p7_g2": ["p7_g2/call-1", "p7_g2/call-2"]}
+        self.boundaries: dict[str, dict[str, Any]] = {}
+        """Fields of the runs' boundary records; a run that has no call is here only."""
+        self.sessions: list[tuple[str, int, int, dict[str, Any]]] | None = None
+        """Those that server `tools` exports; None: there is no such server."""
+        self.mode: Any = "export_restore"
         self.during_prepare: Fault = lambda: None
 
     async def discover(self) -> tuple[Capabilities, ...]:
@@ -159,10 +166,14 @@ class FakeGym:
         return GymParts(checkpoint_id, *written)
 
     def _write(self, tickets: Callable[[str], Ticket]) -> tuple[Any, ...]:
-        lines = [continuation(run, call) for run, call in self.runs.items()]
-        with Repository.join(tickets(AGENT)) as part:
-            part.records("continuations.jsonl", lines, key="capture_key")
-            agent = part.seal()
+        parked = [
+            boundary(run, self.runs.get(run), **self.boundaries.get(run, {}))
+            for run in {**self.runs, **self.boundaries}
+        ]
+        written = agent_part.write(parked, tickets(AGENT))
+        agent, index = written.receipt, written.continuation_index
+        assert agent is not None
+        assert index is not None
         references = [
             ExternalStorageReference(
                 capture_key=run,
@@ -184,10 +195,19 @@ class FakeGym:
                 server_name="policy", component="model", participant_name="model"
             ),
         }
+        receipts = [agent, model]
+        if self.sessions is not None:
+            cut = sessions_part.SessionCut(self.sessions, 1.0)
+            reply = sessions_part.write(cut, "tools", self.mode, tickets(TOOLS))
+            assert reply.receipt is not None
+            receipts.append(reply.receipt)
+            names[TOOLS] = ParticipantName(
+                server_name="tools", component="resources", participant_name="tools"
+            )
         return (
-            (agent, model),
+            tuple(receipts),
             names,
-            {AGENT: self._index(agent, "continuations.jsonl")},
+            {AGENT: index},
             {MODEL: self._index(model, "storage-references.jsonl")},
         )
 
@@ -224,9 +244,16 @@ class Counts:
         return {"parked": 1}
 
 
-def continuation(run: str, call: str) -> Continuation:
-    return Continuation(
-        rollout_id=run, attempt_index=0, capture_key=run, last_committed_model_call_id=call
+def boundary(run: str, call: str | None, **fields: Any) -> AgentBoundaryRecord:
+    return AgentBoundaryRecord(
+        rollout_id=run,
+        attempt_index=0,
+        boundary_index=1,
+        turn_index=1,
+        boundary_kind="turn_complete",
+        last_committed_model_call_id=call,
+        created_at=1.0,
+        **fields,
     )
 
 
@@ -705,14 +732,14 @@ def test_with_gym_a_save_needs_no_mutation(run: Any) -> None:
     run(body)
 
 
-@pytest.mark.parametrize("how", ["step", "commit"])
-def test_a_train_step_during_the_gym_phase_throws_the_save_away(run: Any, how: str) -> None:
+@pytest.mark.parametrize("reason", ["missing_trainer_anchor", "optimizer_commit_in_progress"])
+def test_a_place_without_a_durable_checkpoint_at_the_cut_throws_the_save_away(
+    run: Any, reason: str
+) -> None:
     async def body(world: World) -> None:
         def train() -> None:
-            if how == "step":
-                world.controller.train_step += 1
-            else:
-                world.controller.reason = "optimizer_commit_in_progress"
+            world.controller.train_step += 1
+            world.controller.reason = reason
 
         world.faults["gym.commit"] = train
         result = await world.sequence.save()
@@ -722,6 +749,22 @@ def test_a_train_step_during_the_gym_phase_throws_the_save_away(run: Any, how: s
         world.check_running()
         world.controller.reason = None
         assert (await world.sequence.save()).outcome == "completed"
+
+    run(body)
+
+
+def test_a_durable_train_step_during_the_gym_phase_is_the_snapshots_anchor(run: Any) -> None:
+    async def body(world: World) -> None:
+        def train() -> None:
+            world.controller.train_step += 1
+
+        before = world.controller.train_step
+        world.faults["gym.commit"] = train
+        result = await world.sequence.save()
+        assert result.outcome == "completed"
+        anchor = world.repository.snapshot().manifest.anchor
+        assert anchor is not None
+        assert anchor.train_step == before + 1
 
     run(body)
 
@@ -784,6 +827,77 @@ def test_parts_that_do_not_fit_together_are_not_published(run: Any, how: str, sa
             await world.sequence.save()
         assert world.repository.numbers() == []
         world.check_running()
+
+    run(body)
+
+
+@pytest.mark.parametrize(
+    ("sessions", "said"),
+    [
+        ([], "'tools' has lost sessions of runs that used it.*: p7_g2$"),
+        ([("p7_g2", 1, 3, {})], "'tools' has lost sessions .*: p7_g2$"),
+        ([("p7_g2", 0, 2, {})], r"'tools' has other sessions .*: p7_g2 \(revision 2, not 3\)$"),
+    ],
+    ids=["lost", "of another run", "of another revision"],
+)
+@pytest.mark.parametrize("called", [True, False], ids=["after a call", "before any call"])
+def test_a_session_that_a_run_needs_is_missed_before_the_publication(
+    run: Any, sessions: Any, said: str, called: bool
+) -> None:
+    async def body(world: World) -> None:
+        world.gym.sessions = sessions
+        if not called:
+            world.gym.runs, world.gym.keys = {}, {}
+        world.gym.boundaries = {"p7_g2": {"resource_state_revisions": {"tools": 3}}}
+        result = await world.sequence.save()
+        # The server was started anew perhaps: a later snapshot may be whole.
+        assert (result.outcome, result.reason) == ("failed", "io_error")
+        assert isinstance(result.error, ParticipantFailed)
+        assert re.search(said, result.error.message)
+        assert world.repository.numbers() == []
+        world.check_running()
+
+    run(body)
+
+
+@pytest.mark.parametrize("case", ["there", "other server", "restart-only", "unknown", "not whole"])
+def test_sessions_that_need_not_be_there_are_not_missed(run: Any, case: str) -> None:
+    async def body(world: World) -> None:
+        used: dict[str, Any] = {"resource_state_revisions": {"tools": 3}}
+        world.gym.sessions = []
+        if case == "there":
+            world.gym.sessions = [("p7_g2", 0, 3, {"large": "x" * 300_000}), ("p9", 4, 1, {})]
+        elif case == "other server":
+            used = {"resource_state_revisions": {"search": 3}}
+        elif case == "restart-only":
+            world.gym.mode = "restart_only"
+        elif case == "unknown":
+            used = {}
+        else:
+            used |= {"agent_state": {"secret_word": "x"}}
+        world.gym.boundaries = {"p7_g2": used}
+        assert (await world.sequence.save()).outcome == "completed"
+
+    run(body)
+
+
+def test_state_that_is_not_whole_is_told(run: Any) -> None:
+    async def body(world: World) -> None:
+        world.gym.boundaries = {
+            "p7_g2": {"agent_state": {"secret_word": "hunter2"}},
+            "p8_g0": {"agent_state": {"fine": 1}},
+        }
+        world.gym.sessions = [("p7_g2", 0, 1, {"token": "hunter2"}), ("p9_g0", 2, 1, {"pwd": "x"})]
+        result = await world.sequence.save()
+        agents, tools = result.notes
+        assert "agent server 'simple': state of 1 run has" in agents
+        assert "'agent_state.secret_word' of p7_g2" in agents
+        assert "resources server 'tools': state of 2 runs" in tools
+        assert "'state.token' of p7_g2" in tools
+        assert "secrets='keep'" in tools
+        assert "hunter2" not in agents + tools
+        (phase,) = [item for item in result.timeline.phases if item.actor == "consistency"]
+        assert phase.counts == {"redacted_runs": 2}
 
     run(body)
 

@@ -32,6 +32,7 @@ from snapfmt_schemas.loader import LoaderPlace
 from snapfmt_schemas.manifest import Manifest, RepositoryDocument, TrainerAnchor
 from snapfmt_schemas.part import Entry, Location, PartIndex
 from snapfmt_schemas.recipe import Recipe
+from snapfmt_schemas.redacted import RedactedRun
 from snapfmt_schemas.replay import KVBatchMeta, ReplayGroup, ReplayIndex
 from snapfmt_schemas.reserve import ReplacementReserve, ReservedPrompt
 from snapfmt_schemas.resources import ResourceSnapshot
@@ -215,6 +216,7 @@ def _examples() -> list[Record]:
         receipt,
         Recipe.of({"policy": {"model": "m", "optimizer": {"lr": 1}}, "logger": {}}),
         _ledger(),
+        RedactedRun.of("p7_g2-a1", ("agent_state.secret_word",)),
         ReplacementReserve(prompts=(ReservedPrompt(prompt_ref=PromptRef(sample_id="s1")),)),
         _replay(),
         RepositoryDocument(repository_id=HEX, created_at_ns=1, writer="w"),

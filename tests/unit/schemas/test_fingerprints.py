@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
+from snapfmt_schemas.fingerprint import Fingerprint
 from snapfmt_schemas.recipe import Recipe, path_matches
 from snapfmt_schemas.topology import Topology, TopologyParticipant
 
@@ -50,6 +51,33 @@ def test_the_digest_is_upstreams(make_participant: Make) -> None:
     assert fingerprint.name == "topology"
     assert fingerprint.content == content
     assert fingerprint.digest == "sha256:" + hashlib.sha256(text.encode()).hexdigest()
+
+
+def test_a_difference_names_the_server_and_the_field(make_participant: Make) -> None:
+    one, two = make_participant("a", "model"), make_participant("b", "resources")
+    other = two.model_copy(update={"checkpoint_mode": "restart_only"})
+    found = Topology.of([one, two]).to_fingerprint()
+    (line,) = found.differences(Topology.of([one, other]).to_fingerprint())
+    assert line.startswith(f"topology.participants.resources/b/{two.participant.participant_name}.")
+    assert line.endswith("checkpoint_mode: 'export_restore' != 'restart_only'")
+    # A server more, in the middle, makes none of the others differ.
+    (line,) = found.differences(
+        Topology.of([one, make_participant("aa", "model"), two]).to_fingerprint()
+    )
+    assert "model/aa/" in line
+    assert "absent !=" in line
+
+
+def test_participants_in_another_order_differ(make_participant: Make) -> None:
+    content = (
+        Topology.of([make_participant("a", "model"), make_participant("b", "resources")])
+        .to_fingerprint()
+        .content
+    )
+    turned = {**content, "participants": content["participants"][::-1]}
+    left, right = Fingerprint.of("topology", content), Fingerprint.of("topology", turned)
+    assert left.differences(left) == ()
+    assert left.differences(right) != ()
 
 
 def test_unsorted_or_repeated_participants_are_refused(make_participant: Make) -> None:

@@ -15,6 +15,7 @@ from snapfmt_schemas.lineage import (
     ModelFailureRow,
     ModelLineageRow,
 )
+from snapfmt_schemas.redacted import MAX_PATH, MAX_PATHS, RedactedRun
 from snapfmt_schemas.resources import ResourceSnapshot
 
 CONTINUATION = {
@@ -196,3 +197,14 @@ def test_records_are_frozen() -> None:
     record = Continuation.model_validate(CONTINUATION)
     with pytest.raises(ValidationError, match="frozen"):
         record.attempt_index = 2  # type: ignore[misc]
+
+
+def test_a_redacted_run_says_where_within_bounds() -> None:
+    paths = tuple(f"state.{i:03d}." + "x" * 1000 for i in range(MAX_PATHS + 5))
+    found = RedactedRun.of("p7_g2", paths)
+    assert found.replaced == MAX_PATHS + 5
+    assert found.paths == tuple(path[:MAX_PATH] for path in paths[:MAX_PATHS])
+    odd = RedactedRun.of("p7_g2", ("state.\ud800\n\u00e9.password",))
+    assert odd.paths == ("state.\\ud800\n\\xe9.password",)
+    with pytest.raises(ValidationError):
+        RedactedRun.of("p7_g2", ())

@@ -1,0 +1,88 @@
+"""State under names that read like a secret's: stored without its values, and its runs listed.
+
+Redaction goes by names. What it takes out of a state may be a credential or a part of the game:
+the state is not whole any more, so a restore must not go on from it.
+"""
+
+import json
+from collections.abc import Iterator, Sequence
+from typing import Final, Literal
+
+from snapfmt import PartWriter
+from snapfmt.errors import FormatError, InvalidRecord
+from snapfmt.reading.snapshot import Part
+from snapfmt_schemas.agent import AgentBoundaryRecord
+from snapfmt_schemas.identity import capture_key
+from snapfmt_schemas.lines import to_value
+from snapfmt_schemas.redacted import RedactedRun
+from snapfmt_schemas.redaction import redact
+from snapfmt_schemas.resources import ResourceSnapshot
+
+REDACTED: Final = "redacted.jsonl"
+COOKIES: Final = "pending_model.model_server_cookies"
+"""The one place whose redaction leaves the state whole: an agent opens such a session anew."""
+Secrets = Literal["redact", "keep"]
+"""`redact`: values under names that read like a secret's are not stored, and a restore lets their
+runs start over. `keep`: the server's owner says that nothing in the state is a credential; all
+of it is stored as it is, an agent's cookies too."""
+Saved = AgentBoundaryRecord | ResourceSnapshot
+
+
+def write(part: PartWriter, path: str, records: Sequence[Saved], secrets: Secrets) -> int:
+    """Write the records, and the list of those whose state was changed; how many these are.
+
+    Raises:
+        InvalidRecord: If a state is not JSON.
+        SnapfmtError: If it cannot be written.
+    """
+    found: list[RedactedRun] = []
+    # A cut has one run of each rollout, so the rollout's id finds its record.
+    if secrets == "keep":
+        part.records(path, records, key="rollout_id", redact=False)
+    else:
+        part.records(path, _redacted(records, found), key="rollout_id", redact=False)
+    part.records(REDACTED, found, key="capture_key", redact=False)
+    return len(found)
+
+
+def read(part: Part, runs: Sequence[Saved]) -> frozenset[str]:
+    """The rollouts of a part that start over, of the runs that it holds.
+
+    Raises:
+        FormatError: If the list names a run that the part does not hold.
+        SnapfmtError: If it cannot be read.
+    """
+    rollouts = {capture_key(run.rollout_id, run.attempt_index): run.rollout_id for run in runs}
+    listed = listed_runs(part)
+    for item in listed:
+        if item.capture_key not in rollouts:
+            raise FormatError("a run is listed that is not there", what=f"{part.name}/{REDACTED}")
+    return frozenset(rollouts[item.capture_key] for item in listed)
+
+
+def listed_runs(part: Part) -> tuple[RedactedRun, ...]:
+    """The list; empty in a part that was written before there was one.
+
+    Raises:
+        SnapfmtError: If it cannot be read.
+    """
+    if all(entry.path != REDACTED for entry in part.entries()):
+        return ()
+    return tuple(part.records(REDACTED, RedactedRun))
+
+
+def _redacted(records: Sequence[Saved], found: list[RedactedRun]) -> Iterator[bytes]:
+    """The lines to store, in the form of `to_line`; notes the runs that are not whole."""
+    for record in records:
+        key = capture_key(record.rollout_id, record.attempt_index)
+        try:
+            value, hidden = redact(to_value(record))
+        except (ValueError, RecursionError) as error:
+            raise InvalidRecord(f"the state cannot be stored: {error}", what=key) from error
+        if lost := tuple(place for place in hidden if not _is_cookie(place)):
+            found.append(RedactedRun.of(key, lost))
+        yield json.dumps(value).encode("ascii")
+
+
+def _is_cookie(place: str) -> bool:
+    return place.startswith((f"{COOKIES}.", f"{COOKIES}["))

@@ -1,0 +1,71 @@
+"""Lines of record files: from a record or from its bytes to what is stored."""
+
+import json
+from dataclasses import dataclass
+from math import isinf
+from typing import Any
+
+from snapfmt.errors import InvalidRecord
+from snapfmt.format.columns import is_utf8
+from snapfmt_schemas import lines, redaction
+from snapfmt_schemas._base import Record
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedLine:
+    """A line that is stored as it is; its maker answers for its form and for what is in it.
+
+    For a record that is saved again and again: it is made once.
+    """
+
+    data: bytes
+    """The JSON object, without a newline."""
+    key: str
+    """Finds the record within its file."""
+
+
+def prepare(
+    item: Record | bytes, key: str | None, *, redact: bool = True, what: str = ""
+) -> PreparedLine:
+    """The line to store; its key is that of the named field, empty without one.
+
+    A record is written in upstream's own form: declared order, default separators, ASCII. Bytes
+    stay as they are unless something in them is secret.
+
+    Raises:
+        InvalidRecord: If it is not a JSON object, or has no such field.
+    """
+    try:
+        value = (
+            json.loads(item.decode("utf-8"), object_pairs_hook=_unique, parse_float=_exact_float)
+            if isinstance(item, bytes)
+            else lines.to_value(item)
+        )
+    except (ValueError, RecursionError) as error:
+        raise InvalidRecord(f"not a JSON line: {error}", what=what) from error
+    if not isinstance(value, dict):
+        raise InvalidRecord("a line must be a JSON object", what=what)
+    name = value.get(key, "") if key is not None else ""
+    if key is not None and (not isinstance(name, str) or not name or not is_utf8(name)):
+        raise InvalidRecord(f"field {key!r} is missing or not text", what=what)
+    hidden: tuple[str, ...] = ()
+    if redact:
+        value, hidden = redaction.redact(value)
+    if isinstance(item, bytes) and not hidden:
+        return PreparedLine(item, name)
+    return PreparedLine(json.dumps(value).encode("ascii"), name)
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """A repeated key would hide a value from readers, and from redaction."""
+    result = dict(pairs)
+    if len(result) != len(pairs):
+        raise ValueError("an object repeats a key")
+    return result
+
+
+def _exact_float(text: str) -> float:
+    value = float(text)
+    if isinf(value):
+        raise ValueError(f"{text} is larger than a double")
+    return value
