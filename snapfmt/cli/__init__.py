@@ -1,8 +1,8 @@
 """The command `snapfmt`: look into a repository, take things out, check it.
 
-Nothing here writes into a repository. Importing this package and `--help` load neither pyarrow
-nor torch: a command imports what it needs when it runs. Other packages add commands of their own
-(see `plugins`).
+Only `push`, `pull` and `cp` write, into the repository that takes the copy. Importing this package
+and `--help` load neither pyarrow nor torch: a command imports what it needs when it runs. Other
+packages add commands of their own (see `plugins`).
 """
 
 import argparse
@@ -14,6 +14,7 @@ from snapfmt._version import FORMAT_VERSION, __version__
 from snapfmt.cli import (
     attempts,
     cat,
+    copying,
     demo_queue,
     exitcodes,
     ls,
@@ -42,6 +43,9 @@ COMMANDS: tuple[Command[Any], ...] = (
     rows.COMMAND,
     verify.COMMAND,
     attempts.COMMAND,
+    copying.PUSH,
+    copying.PULL,
+    copying.CP,
     demo_queue.COMMAND,
     version.COMMAND,
 )

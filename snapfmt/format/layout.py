@@ -65,6 +65,11 @@ def workspace_key(attempt_id: str) -> str:
     return f"{ATTEMPTS}/{attempt_id}"
 
 
+def copy_key(attempt_id: str) -> str:
+    """Workspace of a copier; one level down, so that no clean-up takes its objects for a save's."""
+    return f"{workspace_key(attempt_id)}/copy"
+
+
 def is_attempt_id(name: str) -> bool:
     """Whether a name is an attempt's id."""
     return _ATTEMPT.match(name) is not None

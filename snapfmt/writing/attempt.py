@@ -339,6 +339,8 @@ def reclaim(store: Store, attempt_id: str, *, by_owner: bool = False) -> int:
             if layout.object_digest(key) is not None and store.size(key) is not None:
                 store.delete(key)
                 removed += 1
+    # A copier has its workspace one level down (spec/v1/14-copies.md).
+    store.drop_workspace(layout.copy_key(attempt_id))
     store.drop_workspace(workspace)
     store.delete(layout.lease_key(attempt_id))
     return removed

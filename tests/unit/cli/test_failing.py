@@ -136,8 +136,8 @@ def test_hints_are_not_in_python(snapfmt: Snapfmt, tmp_path: Path) -> None:
     assert "create=True" not in ran.err
 
 
-def test_a_url_is_refused(snapfmt: Snapfmt) -> None:
-    ran = snapfmt("ls", "s3://bucket/run")
+def test_a_url_without_a_backend_is_refused(snapfmt: Snapfmt) -> None:
+    ran = snapfmt("ls", "gs://bucket/run")
     assert ran.code == 4
     assert "UnsupportedFeature" in ran.err
 

@@ -1,0 +1,145 @@
+"""The objects of one snapshot on their way: what is there is left, what is not is sent.
+
+Every object is hashed while it is read; one that differs from its name never reaches the target.
+"""
+
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from snapfmt.errors import CorruptObject, MissingObject, SnapfmtError
+from snapfmt.format import digest, layout
+from snapfmt.limits import MIB, Limits
+from snapfmt.reading.snapshot import Snapshot
+from snapfmt.storage.base import Store
+from snapfmt.transfer.parallel import Bound, Stopped, run_all
+from snapfmt.writing.retire import reached
+
+BLOCK = 8 * MIB
+Progress = Callable[[int, str], None]
+"""Called with the bytes that were just handled and what they belong to; never twice at once."""
+
+
+def sizes(store: Store, snapshot: Snapshot, limits: Limits, *, workers: int) -> dict[str, int]:
+    """Every object that a snapshot reaches, and its size.
+
+    Raises:
+        MissingObject: If one is not there.
+        CorruptObject: If one is too short.
+    """
+
+    def look(item: tuple[str, int], _: threading.Event) -> tuple[str, int]:
+        key, end = item
+        size = store.size(key)
+        if size is None:
+            raise MissingObject("not there", what=key, hint="run `snapfmt verify`")
+        if size < end:
+            raise CorruptObject(
+                "object is truncated", what=key, expected=f"{end} bytes", got=f"{size} bytes"
+            )
+        return key, size
+
+    ends = sorted(reached(store, snapshot.manifest, limits).items())
+    return dict(run_all(look, ends, workers=workers, tick=lambda: None))
+
+
+@dataclass(slots=True)
+class Mover:
+    """Looks at objects of the target and sends those that it lacks. Its counts only grow."""
+
+    source: Store
+    target: Store
+    workspace: str
+    objects: Mapping[str, int]
+    workers: int
+    tick: Callable[[], None]
+    progress: Progress | None = None
+    sent: set[str] = field(default_factory=set)
+    bytes_sent: int = 0
+    _bound: Bound = field(default_factory=Bound)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def present(self, *, deep: bool) -> set[str]:
+        """Those that the target has with the right size; `deep`: and with the right bytes."""
+
+        def look(key: str, stop: threading.Event) -> bool:
+            size = self.objects[key]
+            if self.target.size(key) != size:
+                return False
+            try:
+                return not deep or self._hash(key, size, stop) == layout.object_digest(key)
+            except (MissingObject, CorruptObject):
+                # Gone or cut off since its size was seen.
+                return False
+
+        keys = list(self.objects)
+        answers = run_all(look, keys, workers=self.workers, tick=self.tick)
+        return {key for key, there in zip(keys, answers, strict=True) if there}
+
+    def report(self, keys: set[str]) -> None:
+        """Tell the watcher of objects that need not be sent."""
+        for key in sorted(keys):
+            self._tell(self.objects[key], key)
+
+    def send(self, keys: set[str]) -> None:
+        """Copy these objects.
+
+        Raises:
+            CorruptObject: If an object of the source is not what its name says.
+            MissingObject: If the source has it no more.
+            LeaseExpired: If the workspace is gone.
+            StorageError: If a storage failed.
+        """
+        run_all(self._send, sorted(keys), workers=self.workers, tick=self.tick)
+
+    def _send(self, key: str, stop: threading.Event) -> None:
+        size = self.objects[key]
+        with self._bound.taking(size):
+            sink = self.target.sink(self.workspace, f"copy-{key.rpartition('/')[2]}")
+            try:
+                running = digest.new_hash()
+                for offset in range(0, size, BLOCK):
+                    if stop.is_set():
+                        raise Stopped
+                    block = self.source.get_range(key, offset, min(BLOCK, size - offset))
+                    running.update(block)
+                    sink.write(block)
+                    self._tell(len(block), key)
+                got = digest.TAG + running.hexdigest()
+                if got != layout.object_digest(key):
+                    raise CorruptObject(
+                        "the source's object differs from the digest in its name",
+                        what=key,
+                        expected=str(layout.object_digest(key)),
+                        got=got,
+                        hint=f"nothing was published; run `snapfmt verify` on "
+                        f"{self.source.location}",
+                    )
+                sink.finish(key)
+            except BaseException:
+                _discard(sink.discard)
+                raise
+        with self._lock:
+            self.sent.add(key)
+            self.bytes_sent += size
+
+    def _hash(self, key: str, size: int, stop: threading.Event) -> str:
+        running = digest.new_hash()
+        for offset in range(0, size, BLOCK):
+            if stop.is_set():
+                raise Stopped
+            running.update(self.target.get_range(key, offset, min(BLOCK, size - offset)))
+        return digest.TAG + running.hexdigest()
+
+    def _tell(self, count: int, key: str) -> None:
+        if self.progress is not None:
+            with self._lock:
+                self.progress(count, key)
+
+
+def _discard(discard: Callable[[], None]) -> None:
+    """The error that led here counts, not that of tidying up."""
+    try:
+        discard()
+    except (SnapfmtError, OSError):
+        return
