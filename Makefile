@@ -24,7 +24,12 @@ kills: setup    ## kill a whole run at every step of a save and a restore (about
 	$(PY) tests/faults/loop_kills.py $(ARGS)
 
 test: setup     ## run all tests; ARGS="tests/unit -k pack" picks some
+ifeq ($(strip $(ARGS)),)
+	$(PY) -m pytest -m "not cluster" -n 2 --dist worksteal
+	$(PY) -m pytest -m cluster
+else
 	$(PY) -m pytest $(ARGS)
+endif
 
 check:          ## everything that CI runs, in the same order
 	@bash .ci/run

@@ -15,6 +15,7 @@ from snapfmt.errors import (
     NotPublished,
     SnapfmtError,
     SnapshotExists,
+    StorageUnavailable,
     StoreNotFound,
 )
 from snapfmt.format import canonical, compat, layout
@@ -217,6 +218,7 @@ class Repository:
             SnapshotExists: If the number is taken.
             UnsupportedFilesystem: If a safe publication is not possible here.
             StorageError: If the storage cannot be written.
+            OutcomeUnknownError: If no answer said whether the save was begun.
         """
         compat.require(self._document.features, "write", what=layout.REPOSITORY_KEY)
         for name, value in (("number", number), ("base", base)):
@@ -283,6 +285,8 @@ class Repository:
                     found.append(
                         canonical.decode(data, Lease, what=key, size_limit=self._limits.lease_size)
                     )
+                except StorageUnavailable:
+                    raise
                 except SnapfmtError:
                     continue
         return found

@@ -9,7 +9,16 @@ import numpy.typing as npt
 import torch
 
 from snapfmt.errors import InputError, UnsupportedValue
-from snapfmt.format.columns import MAX_AXES, MISSING, Batch, Column, Signature, offsets_of, presence
+from snapfmt.format.columns import (
+    MAX_AXES,
+    MISSING,
+    Batch,
+    Column,
+    Ragged,
+    Signature,
+    offsets_of,
+    presence,
+)
 from snapfmt.format.dtypes import LOGICAL, storage_dtype
 
 _SIGNED = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
@@ -174,7 +183,7 @@ def _split(column: Column, flat: torch.Tensor) -> list[torch.Tensor]:
     ]
 
 
-def rows_of(batch: torch.Tensor) -> list[torch.Tensor] | Batch:
+def rows_of(batch: torch.Tensor) -> list[torch.Tensor] | Batch | Ragged:
     """The rows of a batched tensor: dense, jagged or strided nested.
 
     Raises:
@@ -183,9 +192,36 @@ def rows_of(batch: torch.Tensor) -> list[torch.Tensor] | Batch:
     if batch.dim() == 0:
         raise InputError("a column needs one value per row, this tensor has no rows")
     known = _NAMES.get(batch.dtype)
-    if known is None or batch.is_nested or batch.layout != torch.strided or not batch.is_cpu:
+    if known is None or not batch.is_cpu or batch.dim() > MAX_AXES:
         return list(batch.unbind(0))
-    signed = _SIGNED[storage_dtype(known).itemsize]
-    plain = batch.detach().resolve_neg().contiguous().view(signed)
-    bits = plain.numpy().view(storage_dtype(known))
-    return Batch(Signature("tensor", known, batch.dim() - 1), bits)
+    signature = Signature("tensor", known, batch.dim() - 1)
+    if batch.layout == torch.jagged:
+        # Rows that differ in another axis, or with holes between them, are taken one by one.
+        whole = batch.values()
+        plain = batch.offsets().is_cpu and batch.lengths() is None
+        if not plain or not all(type(size) is int for size in batch.shape[2:]):
+            return list(batch.unbind(0))
+        return Ragged(_ragged(signature, _bits(whole, known), batch.offsets().numpy()))
+    if batch.is_nested or batch.layout != torch.strided:
+        return list(batch.unbind(0))
+    return Batch(signature, _bits(batch, known))
+
+
+def _bits(tensor: torch.Tensor, name: str) -> npt.NDArray[Any]:
+    """The tensor's bits as numpy's, without a copy where they are dense."""
+    signed = _SIGNED[storage_dtype(name).itemsize]
+    plain = tensor.detach().resolve_neg().contiguous().view(signed)
+    bits: npt.NDArray[Any] = plain.numpy().view(storage_dtype(name))
+    return bits
+
+
+def _ragged(signature: Signature, bits: npt.NDArray[Any], starts: npt.NDArray[Any]) -> Column:
+    """Rows along the first axis of `bits`, from one start to the next."""
+    lengths = np.diff(starts).astype(np.int64)
+    size = int(np.prod(bits.shape[1:], dtype=np.int64))
+    offsets = starts.astype(np.int64) * size
+    shapes = None
+    if signature.ndim > 1:
+        rest = np.tile(np.array(bits.shape[1:], np.int64), (len(lengths), 1))
+        shapes = np.column_stack([lengths, rest])
+    return Column(signature, bits.reshape(-1), offsets, None, shapes)

@@ -6,7 +6,7 @@ or more dimensions the shape of each row (spec/v1/06-tables.md, Columns).
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate, repeat
 from operator import is_, is_not
 from typing import Any, Final, Literal
@@ -163,9 +163,10 @@ class Batch:
         return Batch(self.signature, self.bits[rows])
 
     @property
-    def row_bytes(self) -> int:
+    def row_bytes(self) -> npt.NDArray[np.int64]:
         """Logical bytes of each row."""
-        return int(self.bits.nbytes) // max(len(self.bits), 1)
+        size = int(self.bits.nbytes) // max(len(self.bits), 1)
+        return np.full(len(self.bits), size, np.int64)
 
     def column(self) -> Column:
         """The rows as a column; copies the bits."""
@@ -174,6 +175,40 @@ class Batch:
         shapes = np.tile(np.array(shape, np.int64), (rows, 1)) if len(shape) >= 2 else None
         offsets = np.arange(rows + 1, dtype=np.int64) * size
         return Column(self.signature, self.bits.flatten(), offsets, None, shapes)
+
+
+@dataclass(frozen=True, slots=True)
+class Ragged:
+    """Rows of different lengths that lie back to back in one array already."""
+
+    rows: Column
+
+    @property
+    def signature(self) -> Signature:
+        """That of every row."""
+        return self.rows.signature
+
+    def __len__(self) -> int:
+        return self.rows.rows
+
+    def __getitem__(self, rows: slice | list[int]) -> "Ragged":
+        if isinstance(rows, slice):
+            start, stop, _ = rows.indices(len(self))
+            return Ragged(self.rows.slice(start, stop))
+        return Ragged(self.rows.take(np.array(rows, np.int64)))
+
+    @property
+    def row_bytes(self) -> npt.NDArray[np.int64]:
+        """Logical bytes of each row."""
+        return np.diff(self.rows.offsets) * self.rows.values.itemsize
+
+    def column(self) -> Column:
+        """The rows as a column; copies the bits."""
+        return replace(self.rows, values=self.rows.values.copy())
+
+
+WHOLE = (Batch, Ragged)
+"""Values of many rows in one piece."""
 
 
 def offsets_of(lengths: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:

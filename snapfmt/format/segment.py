@@ -15,6 +15,7 @@ MIN_SAVING = 0.05
 """A column is compressed only where its segment's first batch shrinks at least this much."""
 
 
+_LEVELS = (zframes.LEVEL, zframes.FAST_LEVEL)
 Floors = dict[tuple[str, str], str]
 """(column, logical dtype) -> the widest physical type that a table needed so far."""
 
@@ -106,9 +107,9 @@ def encode_batch(
     for (_, column), how in zip(columns, plans, strict=True):
         if how.signature.is_array and not fits(column.values, how.signature.dtype, how.physical):
             raise NeedsWider
-    compressor = zframes.compressor()
+    compressors = {level: zframes.compressor(level=level) for level in _LEVELS}
     chunks = [
-        _encode_chunk(column, how, compressor)
+        _encode_chunk(column, how, compressors[_level(how.signature)])
         for (_, column), how in zip(columns, plans, strict=True)
     ]
     places: list[tuple[int, int]] = []
@@ -124,9 +125,14 @@ def encode_batch(
     return EncodedBatch(rows, header, tuple(chunks), logical)
 
 
+def _level(signature: Signature) -> int:
+    floating = signature.dtype.startswith(("float", "bfloat"))
+    return zframes.FAST_LEVEL if floating else zframes.LEVEL
+
+
 def _pays(column: Column, physical: str) -> bool:
     raw = packed = 0
-    compressor = zframes.compressor()
+    compressor = zframes.compressor(level=_level(column.signature))
     for buffer in arrow_stream.buffers(column, physical):
         raw += len(buffer)
         packed += len(compressor.compress(buffer)) if buffer else 0

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from snapfmt.errors import FingerprintMismatch, NoMatch, SnapfmtError
+from snapfmt.errors import FingerprintMismatch, NoMatch, SnapfmtError, StorageUnavailable
 from snapfmt.reading.snapshot import Snapshot
 from snapfmt.reading.verify import verify
 from snapfmt.storage.base import Store
@@ -44,6 +44,9 @@ def newest(
         except FingerprintMismatch as error:
             differences = differences or error.differences
             passed.append((number, str(error)))
+        except StorageUnavailable:
+            # An outage must not make a run go back to an older snapshot.
+            raise
         except SnapfmtError as error:
             only_fingerprints = False
             passed.append((number, str(error)))

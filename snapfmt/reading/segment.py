@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
@@ -10,6 +9,7 @@ import numpy.typing as npt
 from snapfmt.errors import CorruptObject, FormatError
 from snapfmt.format import arrow_stream, batch_index, chunks, digest
 from snapfmt.format.columns import Column
+from snapfmt.reading.lazy import lazy
 from snapfmt.reading.source import Source
 from snapfmt_schemas.part import Location, Segment
 
@@ -48,7 +48,7 @@ class SegmentReader:
         """The segment's entry in the part index."""
         return self._document
 
-    @cached_property
+    @lazy
     def live(self) -> npt.NDArray[np.int64] | None:
         """Numbers of the live rows, ascending, or None when all are live."""
         document = self._document
@@ -63,7 +63,7 @@ class SegmentReader:
             raise FormatError("live bitmap does not fit live_rows", what=self._what)
         return rows
 
-    @cached_property
+    @lazy
     def keys(self) -> list[str]:
         """Keys of the live rows, in order."""
         document = self._document
@@ -82,7 +82,7 @@ class SegmentReader:
         found: list[str] = column.to_pylist()
         return found
 
-    @cached_property
+    @lazy
     def index(self) -> batch_index.BatchIndex:
         """Where every batch and chunk lies."""
         document = self._document

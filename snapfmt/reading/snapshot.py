@@ -1,7 +1,6 @@
 """A published snapshot: its manifest, parts, entries and tables, verified as read."""
 
 from collections.abc import Iterator, Sequence
-from functools import cached_property
 from typing import TypeVar
 
 from snapfmt.errors import (
@@ -14,6 +13,7 @@ from snapfmt.errors import (
 from snapfmt.format import compat, jsonl, layout
 from snapfmt.format.reach import decode_index
 from snapfmt.limits import DEFAULT_LIMITS, Limits
+from snapfmt.reading.lazy import lazy
 from snapfmt.reading.segment import SegmentReader
 from snapfmt.reading.source import Source
 from snapfmt.reading.table import TableReader
@@ -162,7 +162,7 @@ class Part:
         self._source = source
         self._what = f"{snapshot}/{receipt.part}"
 
-    @cached_property
+    @lazy
     def index(self) -> PartIndex:
         """The part index, checked against the receipt.
 

@@ -3,7 +3,6 @@
 from collections import deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from functools import cached_property
 from importlib import import_module
 from typing import Any
 
@@ -12,6 +11,7 @@ import pyarrow as pa
 from snapfmt.errors import FormatError, NoMatch, RefusedError
 from snapfmt.format import arrow_stream, chunks
 from snapfmt.format.columns import MISSING, Column
+from snapfmt.reading.lazy import lazy
 from snapfmt.reading.segment import RowBatch, SegmentReader
 from snapfmt.reading.source import Source
 
@@ -63,7 +63,7 @@ class TableReader:
         self._gather()
         return [key for item in self._segments for key in item.keys]
 
-    @cached_property
+    @lazy
     def _places(self) -> dict[str, tuple[int, int]]:
         self._gather()
         places: dict[str, tuple[int, int]] = {}

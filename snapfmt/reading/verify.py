@@ -1,6 +1,6 @@
 """The audit: every way in which a repository breaks the spec (spec/v1/08-reading.md, Verify).
 
-Damage never raises here: all of it is found and listed.
+Damage never raises here: all of it is listed. An outage of the storage does.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -11,20 +11,14 @@ from snapfmt.errors import (
     NotPublished,
     SnapfmtError,
     StorageError,
+    StorageUnavailable,
     UnsupportedFeature,
     UnsupportedVersion,
 )
 from snapfmt.format import canonical, digest, jsonl, layout, pack
 from snapfmt.format.reach import objects
 from snapfmt.limits import DEFAULT_LIMITS, MIB, Limits
-from snapfmt.reading.checks import (
-    check_records,
-    is_canonical,
-    live_objects,
-    receipt_problem,
-    tolerated,
-    was_retired,
-)
+from snapfmt.reading import checks
 from snapfmt.reading.report import Finding, Severity, VerifyReport
 from snapfmt.reading.segment import SegmentReader
 from snapfmt.reading.snapshot import Part, Snapshot
@@ -34,7 +28,6 @@ from snapfmt_schemas.part import Location
 
 Progress = Callable[[int, str], None]
 """Called with the bytes that were just checked and what they belong to."""
-
 BLOCK = 4 * MIB
 
 
@@ -94,7 +87,7 @@ class _Audit:
         """The root document, and every folder under snapshots/."""
         key, size = layout.REPOSITORY_KEY, self._limits.lease_size
         try:
-            if not is_canonical(self._store, key, RepositoryDocument, size_limit=size):
+            if not checks.is_canonical(self._store, key, RepositoryDocument, size_limit=size):
                 self._find("format", "damage", key, "document is not in canonical form")
         except SnapfmtError as error:
             self._failed(error, key)
@@ -103,14 +96,15 @@ class _Audit:
             folder = f"{layout.SNAPSHOTS}/{name}"
             files = [key for key, _ in self._store.walk(folder)]
             if number is None:
-                if not tolerated(name):
+                if not checks.tolerated(name):
                     self._find("extra", "extra", folder, "not the name of a snapshot")
                 continue
             published = layout.manifest_key(number) in files
-            named = {layout.MANIFEST} if published else layout.DOCUMENTS
+            # Where a name cannot be moved, a retirement makes the copy first.
+            named = layout.DOCUMENTS - ({layout.RETIRED} if published else set())
             known = {layout.snapshot_key(number, name) for name in named}
             for key in files:
-                if key not in known and not tolerated(key.rpartition("/")[2]):
+                if key not in known and not checks.tolerated(key.rpartition("/")[2]):
                     self._find("extra", "extra", key, "no file of the format", (number,))
             if published:
                 self.snapshot(number)
@@ -123,7 +117,7 @@ class _Audit:
         size = self._limits.manifest_size
         for key in keys:
             try:
-                if not is_canonical(self._store, key, Manifest, size_limit=size):
+                if not checks.is_canonical(self._store, key, Manifest, size_limit=size):
                     self._find("format", "damage", key, "document is not in canonical form")
             except NotFoundError:
                 continue
@@ -163,7 +157,7 @@ class _Audit:
         self._reach.setdefault(key, set()).add(number)
         try:
             index = part.index
-            problem = receipt_problem(part, receipt)
+            problem = checks.receipt_problem(part, receipt)
         except SnapfmtError as error:
             self._blind.add(number)
             self._failed(error, key, number)
@@ -194,7 +188,7 @@ class _Audit:
             with _Catch(self, layout.object_key(entry.location.pack), number, where):
                 part.stored(entry.path)
                 if entry.media_type == jsonl.MEDIA_TYPE:
-                    check_records(part, entry.path)
+                    checks.check_records(part, entry.path)
                 self._count(entry.location.size, where)
         for name in part.table_names():
             where = f"{part.name}/{name}"
@@ -274,13 +268,13 @@ class _Audit:
                 strays.append((key, size))
             elif top == layout.ATTEMPTS:
                 self._attempt(key)
-            elif top != layout.PINS and not any(tolerated(step) for step in key.split("/")):
+            elif top != layout.PINS and not any(checks.tolerated(step) for step in key.split("/")):
                 rule, text = ("extra", "no file of the format")
                 if name.startswith(".") and name.endswith(".tmp"):
                     rule, text = ("leftover", "temporary file of a crashed write")
                 self._find(rule, "leftover" if rule == "leftover" else "extra", key, text)
 
-        live = live_objects(self._store)
+        live = checks.live_objects(self._store)
         self._reach_since()
         for key, size in strays:
             if key not in live and key not in self._reach:
@@ -306,7 +300,7 @@ class _Audit:
     def retired_since(self) -> None:
         """Forget what was found of snapshots that were retired while they were looked at."""
         report = self.report
-        gone = {number for number in report.snapshots if was_retired(self._store, number)}
+        gone = {number for number in report.snapshots if checks.was_retired(self._store, number)}
         self._blind -= gone
         report.snapshots = [number for number in report.snapshots if number not in gone]
         report.findings = [
@@ -339,6 +333,8 @@ class _Audit:
             self._find("leftover", "leftover", key, "no snapshot reaches it")
 
     def _failed(self, error: SnapfmtError, path: str, *numbers: int) -> None:
+        if isinstance(error, StorageUnavailable):
+            raise error  # an outage is no damage
         rule = "format"
         severity: Severity = "damage"
         if isinstance(error, (UnsupportedFeature, UnsupportedVersion)):

@@ -1,7 +1,8 @@
 """What a bucket can do: whole objects under keys, and one atomic step, the exclusive create.
 
-A client sends each request once. Trying again, and finding out what a lost reply meant, is the
-work of `storage.objects.ObjectStore`, the same for every client (spec/v1/02-storage.md).
+A client does not try again (its HTTP library may, on a broken connection). Trying again, and
+finding out what a lost reply meant, is the work of `storage.objects.ObjectStore`, the same for
+every client (spec/v1/02-storage.md).
 """
 
 from collections.abc import Iterator, Mapping

@@ -6,6 +6,7 @@ go stale, or hide what a lost reply meant.
 """
 
 import base64
+import functools
 import os
 from collections.abc import Callable, Coroutine, Iterator, Mapping
 from typing import Any, Final
@@ -170,7 +171,10 @@ class S3Client:
         Without a lock, which a fork might leave locked; opening it twice does no harm.
         """
         opened = self._opened
-        if opened is None or opened[0] != os.getpid():
+        if opened is not None and opened[0] != os.getpid():
+            _disown(opened[1]._loop)
+            opened = None
+        if opened is None:
             opened = self._opened = (os.getpid(), self._open())
         return opened[1]
 
@@ -187,6 +191,9 @@ class S3Client:
             "read_timeout": READ_S,
             "max_pool_connections": 32,
             "request_checksum_calculation": "when_required",
+            # The sha256 of each body is known, signed as a header, and compared by the server;
+            # to hash the body once more for its signature would say nothing new.
+            "s3": {"payload_signing_enabled": False},
             **options.pop("config_kwargs", {}),
             "retries": {"total_max_attempts": 1},
         }
@@ -196,7 +203,25 @@ class S3Client:
             use_listings_cache=False,
         )
         fs.retries = 1
+        fs.close_session = functools.partial(_close, os.getpid(), type(fs).close_session)
         return fs
+
+
+def _close(owner: int, close: Callable[[Any, Any], None], loop: Any, session: Any) -> None:
+    """Close a session where it was opened; a forked child must not."""
+    if os.getpid() == owner:
+        close(loop, session)
+    else:
+        _disown(loop)
+
+
+def _disown(loop: Any) -> None:
+    """Mark a forked child's copy of its parent's loop as closed, which it never runs.
+
+    The two share one epoll: a socket that the child closes through it is lost to the parent,
+    whose request then waits until it times out.
+    """
+    loop._closed = True
 
 
 class _RangeError(Exception):
@@ -293,6 +318,6 @@ def _split(url: str) -> SplitResult:
         parts = urlsplit("")
     if parts.scheme in SCHEMES and parts.netloc and not {"@", ":"} & set(parts.netloc):
         return parts
-    head, at, rest = url.rpartition("@")
-    shown = f"{head.partition('://')[0]}://{rest}" if at else url.partition("?")[0]
+    scheme, _, rest = url.partition("?")[0].partition("://")
+    shown = f"{scheme}://..." if set(rest) & set("@:[") else f"{scheme}://{rest}"
     raise InputError("not a URL of a bucket", what=shown, hint="s3://bucket/prefix")

@@ -28,6 +28,7 @@ from snapfmt.errors import (
     NotFoundError,
     OutcomeUnknownError,
     SnapfmtError,
+    StorageUnavailable,
 )
 from snapfmt.format import canonical, compat, digest, layout
 from snapfmt.format.reach import check_counts, extents
@@ -359,7 +360,8 @@ def without_lease(store: Store) -> list[str]:
 def _published(store: Store, attempt_id: str) -> bool:
     """Whether some snapshot is or was published by the attempt; in doubt, yes.
 
-    Also of one that was retired: newer snapshots may use what the attempt wrote.
+    An outage is no doubt but an error: what is asked again later is not lost. A snapshot that
+    was retired counts: newer snapshots may use what the attempt wrote.
     """
     limit = DEFAULT_LIMITS.manifest_size
     for name in store.names(layout.SNAPSHOTS):
@@ -374,6 +376,8 @@ def _published(store: Store, attempt_id: str) -> bool:
                 found = compat.decode_root(data, Manifest, what=key, size_limit=limit)
             except NotFoundError:
                 continue
+            except StorageUnavailable:
+                raise
             except SnapfmtError:
                 return True
             if found.attempt_id == attempt_id:

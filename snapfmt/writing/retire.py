@@ -158,6 +158,9 @@ class Retirement:
     def _leaving(self) -> dict[int, _Leaving]:
         found: dict[int, _Leaving] = {}
         for number in self._numbers(layout.RETIRING):
+            if self._is_there(number):
+                # Still published: where a name cannot be moved, the copy is made first.
+                continue
             try:
                 manifest = self._manifest(number, layout.RETIRING)
             except StorageError:

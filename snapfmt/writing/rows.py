@@ -12,9 +12,11 @@ from snapfmt.errors import InputError, UnsupportedValue
 from snapfmt.format import arrow_stream, tagged
 from snapfmt.format.columns import (
     MISSING,
+    WHOLE,
     Batch,
     Column,
     Encoded,
+    Ragged,
     Signature,
     batch_of,
     from_values,
@@ -27,7 +29,7 @@ MAX_NAME = 1024
 """Characters of a column's name; the schema of a part index says the same."""
 Rows = list[tuple[str, Column]]
 """Columns of some rows, the key first."""
-Values = Sequence[Any] | Batch
+Values = Sequence[Any] | Batch | Ragged
 """One value per row."""
 Types = tuple[tuple[str, Signature], ...]
 """Columns and their types, as rows of one segment share them."""
@@ -101,7 +103,7 @@ class RowConverter:
         Raises:
             UnsupportedValue: Naming the row and the field.
         """
-        if isinstance(values, Batch) or not any(map(self._is_plain, set(map(type, values)))):
+        if isinstance(values, WHOLE) or not any(map(self._is_plain, set(map(type, values)))):
             return values
         found: list[Any] = []
         for key, value in zip(keys, values, strict=True):
@@ -127,7 +129,7 @@ class RowConverter:
         mixed: dict[str, list[Signature | None]] = {}
         for name in sorted(columns):
             values = columns[name]
-            if isinstance(values, Batch):
+            if isinstance(values, WHOLE):
                 uniform[name] = values.signature
                 continue
             if (alike := self._uniform(values)) is not None:
@@ -175,7 +177,7 @@ class RowConverter:
         """Logical bytes of every row, roughly."""
         total = np.full(rows, 32, np.int64)
         for values in columns.values():
-            if isinstance(values, Batch):
+            if isinstance(values, WHOLE):
                 total += values.row_bytes
                 continue
             kinds = set(map(type, values))
@@ -203,7 +205,7 @@ class RowConverter:
         return result
 
     def _column(self, name: str, signature: Signature, keys: list[str], values: Values) -> Column:
-        if isinstance(values, Batch):
+        if isinstance(values, WHOLE):
             return values.column()
         kinds = set(map(type, values)) - {type(MISSING)}
         if not kinds:

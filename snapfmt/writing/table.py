@@ -16,7 +16,7 @@ import pyarrow as pa
 
 from snapfmt.errors import AttemptClosed, InputError, UnsupportedValue
 from snapfmt.format import arrow_stream, batch_index, chunks, segment
-from snapfmt.format.columns import Batch, concat
+from snapfmt.format.columns import WHOLE, concat
 from snapfmt.format.digest import digest_of
 from snapfmt.limits import DEFAULT_LIMITS, MIB
 from snapfmt.writing.pack import Extent, PackWriter
@@ -315,7 +315,7 @@ class TableWriter:
 
 
 def _chosen(values: Values, rows: list[int]) -> Values:
-    return values[rows] if isinstance(values, Batch) else [values[row] for row in rows]
+    return values[rows] if isinstance(values, WHOLE) else [values[row] for row in rows]
 
 
 def _document(sealed: _Sealed) -> Segment:

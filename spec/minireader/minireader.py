@@ -348,7 +348,7 @@ class Repository:
         for name, number in self.folders():
             files = self.names(f"snapshots/{name}")
             whole = "manifest.json" in files
-            known = ["manifest.json"] if whole else ["retiring.json", "retired.json"]
+            known = ["retiring.json", "manifest.json" if whole else "retired.json"]
             extra = [name] if number is None else [file for file in files if file not in known]
             found += [f"{name}: extra {file}" for file in extra if not file.startswith(TOLERATED)]
             if number is not None and whole:

@@ -17,6 +17,7 @@ warnings.filterwarnings("ignore")
 os.environ["AWS_EC2_METADATA_DISABLED"] = "true"
 
 import botocore.session
+import psutil
 from botocore.config import Config
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -67,24 +68,34 @@ def measure(
         for value in fields.values()
     )
     times: dict[str, list[float]] = {name: [] for name in ("save", "put", "load", "get")}
+    cpu: dict[str, list[float]] = {name: [] for name in times}
+    processes = Processes(server)
     saved: list[tuple[Repository, Snapshot]] = []
     for number in range(rounds + 1):
         url = f"s3://{BUCKET}/{uuid.uuid4().hex}"
         repository = Repository.open(url, create=True, storage_options=server.options)
+        spent = [processes.cpu_s()]
         begin = time.perf_counter()
         save(repository, batches, parts)
         save_s = time.perf_counter() - begin
+        spent.append(processes.cpu_s())
         stored = sum(size for key, size in repository.store.walk("objects"))
         blob = os.urandom(stored)
+        spent.append(processes.cpu_s())
         put_s = upload(client, f"plain-{number}", blob)
+        spent.append(processes.cpu_s())
         begin = time.perf_counter()
         load(repository.snapshot())
         load_s = time.perf_counter() - begin
+        spent.append(processes.cpu_s())
         get_s = download(client, f"plain-{number}", stored)
+        spent.append(processes.cpu_s())
         if number:
             # The first pair warms both up.
             for name, value in zip(times, (save_s, put_s, load_s, get_s), strict=True):
                 times[name].append(value)
+            for name, at in zip(cpu, (0, 2, 3, 4), strict=True):
+                cpu[name].append(spent[at + 1] - spent[at])
         saved.append((repository, repository.snapshot()))
     objects = [key for key, _ in saved[-1][0].store.walk("")]
     for name, ours, theirs in (("save", "save", "put"), ("restore", "load", "get")):
@@ -92,8 +103,15 @@ def measure(
         key = f"{name}_rate/plain_rate"
         result["ratios"][key] = statistics.median(times[theirs]) / statistics.median(times[ours])
         result["spread"][key] = (min(pairs), max(pairs))
+    # A plain upload has no rows to encode, and rows that are not encoded are larger.
+    scale = logical / stored
+    key = "save_rate/plain_rate_of_unencoded_rows"
+    pairs = [b * scale / a for a, b in zip(times["save"], times["put"], strict=True)]
+    result["ratios"][key] = statistics.median(pairs)
+    result["spread"][key] = (min(pairs), max(pairs))
     result["raw"] = {
         "seconds": times,
+        "cpu_seconds_of_client_and_server": cpu,
         "logical_mib": logical / MIB,
         "stored_mib": stored / MIB,
         "objects": len(objects),
@@ -101,6 +119,17 @@ def measure(
         "allowed_objects": 2 + parts + -(-stored // (128 * MIB)),
         "parts": parts,
     }
+
+
+class Processes:
+    """This process and the server's, which share the cores."""
+
+    def __init__(self, server: S3Server) -> None:
+        self._all = [psutil.Process(), psutil.Process(server.pid)]
+
+    def cpu_s(self) -> float:
+        """Processor time that they have used so far."""
+        return sum(sum(item.cpu_times()[:2]) for item in self._all)
 
 
 def save(repository: Repository, batches: list[Any], parts: int) -> None:

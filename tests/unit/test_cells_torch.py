@@ -1,6 +1,7 @@
 """torch tensors in cells: every dtype, every bit pattern, every way to lie in memory."""
 
 import copy
+import importlib
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ import pytest
 
 from snapfmt import MISSING, Repository
 from snapfmt.errors import UnsupportedValue
+from snapfmt.format.columns import Ragged
 from snapfmt.format.dtypes import LOGICAL
 from snapfmt.reading.table import TableReader
 from snapfmt.testing.equality import same, tensor_bits
@@ -270,3 +272,80 @@ def test_equal_bits_of_other_dtypes_are_told_apart() -> None:
     assert tensor_bits(torch.zeros(1, dtype=torch.int16)) != tensor_bits(
         torch.zeros(1, dtype=torch.float16)
     )
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.float32, torch.bfloat16, torch.bool])
+@pytest.mark.parametrize("shape", [(), (3,), (2, 3)], ids=str)
+def test_a_jagged_column_is_taken_whole(
+    repository: Repository, dtype: torch.dtype, shape: tuple[int, ...]
+) -> None:
+    rows = [torch.randint(0, 2, (length, *shape)).to(dtype) for length in (3, 0, 1, 7, 2)]
+    jagged = torch.nested.as_nested_tensor(rows, layout=torch.jagged)
+    assert isinstance(torch_values().rows_of(jagged), Ragged)
+    back = through(repository, {"x": jagged}, 5)
+    for row, value in zip(rows, back, strict=True):
+        assert value["x"].dtype == dtype
+        assert torch.equal(value["x"], row)
+
+
+def test_a_jagged_column_may_be_a_window(repository: Repository) -> None:
+    """Of a longer buffer: its first offset is not 0 and its last is not the end."""
+    values = torch.arange(20)
+    offsets = torch.tensor([3, 5, 5, 11])
+    jagged = torch.nested.nested_tensor_from_jagged(values, offsets)
+    back = through(repository, {"x": jagged}, 3)
+    assert [value["x"].tolist() for value in back] == [[3, 4], [], [5, 6, 7, 8, 9, 10]]
+
+
+def test_jagged_rows_with_holes_or_another_ragged_axis_are_taken_one_by_one(
+    repository: Repository,
+) -> None:
+    whole = torch.arange(12).reshape(4, 3)
+    holes = torch.nested.narrow(
+        whole,
+        dim=1,
+        start=torch.tensor([0, 1, 2, 0]),
+        length=torch.tensor([3, 1, 1, 0]),
+        layout=torch.jagged,
+    )
+    turned = torch.nested.as_nested_tensor(
+        [torch.ones(2, 1), torch.ones(4, 1), torch.ones(1, 1), torch.ones(1, 1)],
+        layout=torch.jagged,
+    ).transpose(1, 2)
+    for jagged in (holes, turned):
+        assert isinstance(torch_values().rows_of(jagged), list)
+        back = through(repository, {"x": jagged}, 4)
+        for row, value in zip(jagged.unbind(), back, strict=True):
+            assert torch.equal(value["x"], row)
+
+
+def test_what_was_appended_may_be_overwritten(repository: Repository) -> None:
+    """The bits of a whole column were copied when the call returned."""
+    values = torch.arange(6)
+    jagged = torch.nested.nested_tensor_from_jagged(values, torch.tensor([0, 2, 6]))
+    dense = torch.arange(4).reshape(2, 2)
+    with repository.begin() as attempt, attempt.part("p") as part:
+        table = part.table("t")
+        table.append(["a", "b"], {"x": jagged, "y": dense})
+        values.zero_()
+        dense.zero_()
+        table.close()
+        attempt.publish([part.seal()])
+    reader = repository.snapshot().table("t")
+    assert [reader.row_torch(key)["x"].tolist() for key in "ab"] == [[0, 1], [2, 3, 4, 5]]
+    assert [reader.row_torch(key)["y"].tolist() for key in "ab"] == [[0, 1], [2, 3]]
+
+
+def torch_values() -> Any:
+    return importlib.import_module("snapfmt.adapters.torch_values")
+
+
+def through(repository: Repository, columns: dict[str, Any], rows: int) -> list[dict[str, Any]]:
+    """The rows as they come back."""
+    with repository.begin() as attempt, attempt.part("p") as part:
+        with part.table("t") as table:
+            # Two calls, so that rows wait for others and are joined.
+            table.append([f"r{row}" for row in range(rows)], columns)
+        attempt.publish([part.seal()])
+    reader = repository.snapshot().table("t")
+    return [reader.row_torch(f"r{row}") for row in range(rows)]

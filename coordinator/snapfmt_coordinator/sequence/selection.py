@@ -14,6 +14,7 @@ from snapfmt.errors import (
     RestoreRefused,
     SnapfmtError,
     StorageError,
+    StorageUnavailable,
 )
 from snapfmt_coordinator.gym.parts import GymParts
 from snapfmt_coordinator.sequence import consistency, records
@@ -75,7 +76,8 @@ def select(
     for candidate in [number] if number is not None else reversed(repository.numbers()):
         try:
             return _read(repository, loader, wanted, candidate, tuple(passed))
-        except RestoreRefused:
+        except (RestoreRefused, StorageUnavailable):
+            # An outage must not make a run go back to an older snapshot.
             raise
         except FingerprintMismatch as error:
             mismatches += 1
