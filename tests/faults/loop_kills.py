@@ -1,14 +1,17 @@
 """Kills a whole run at one step after the other, and checks what the restored run comes to.
 
-`python tests/faults/loop_kills.py [STEP@N ...]` runs the named cases, or all; a case is one or
-more stops, joined by `+`, each ended by SIGKILL of every process. Prints a line per case and one
-JSON object at the end. Takes about a minute per stop on two idle cores.
+`python tests/faults/loop_kills.py [CASE ...]` runs the named cases, or all. A case is one or more
+stops `STEP@N`, joined by `+`, each ended by SIGKILL of every process; or `one:VICTIM`, where that
+one process gets SIGKILL after the first snapshot, and the run is started anew if it does not come
+to its end without it. Prints a line per case and one JSON object at the end. Takes about a minute
+per life on two idle cores.
 """
 
 import json
 import re
 import sys
 import tempfile
+import threading
 import time
 from bisect import bisect_right
 from collections import Counter
@@ -16,7 +19,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 from snapfmt import Repository
+from snapfmt.errors import ParticipantFailed
 from snapfmt_coordinator.loop.child import Child
 from snapfmt_coordinator.loop.config import LoopConfig
 from snapfmt_coordinator.loop.run import MUTATIONS
@@ -29,18 +35,34 @@ SHAPE: dict[str, Any] = {
     "max_turns": 8,
     "units": 1,
     "tools": ("counter", "dice", "notes", "sandbox"),
-    "tool_s": 0.05,
-    "generation_s": 0.03,
+    # Slow, so that there is time for several saves on any machine.
+    "tool_s": 0.3,
+    "generation_s": 0.1,
     "keep_latest": 100,
 }
 INTERVAL_S = 0.4
+VICTIMS = {
+    "policy": ("reference.policy_server",),
+    "agent": ("reference.agent_server",),
+    "resources": ("reference.resources_server", "counter"),
+    "gym-actor": ("ray::NemoGymActor",),
+    "controller": ("ray::SingleController",),
+    "finalizer": ("ray::FinalizerActor",),
+    "unit": ("ray::SimpleStorageUnit",),
+}
+"""What the command line of each single victim has."""
+PATIENCE_S = 150.0
+"""How long a run may go on after it has lost one process, before its supervisor ends it."""
 NUMBER = re.compile(r"\d+$")
 
 
 def cases() -> list[str]:
     """One for every step of a save and of a restore, before and after it."""
     steps = [step for name in STEPS for step in (name, f"{name}.after") if is_step(step)]
-    return [f"{step}@2" if step.startswith("save:") else f"save:write@2+{step}@1" for step in steps]
+    stops = [
+        f"{step}@2" if step.startswith("save:") else f"save:write@2+{step}@1" for step in steps
+    ]
+    return stops + [f"one:{victim}" for victim in VICTIMS]
 
 
 def config(home: Path, **changes: Any) -> LoopConfig:
@@ -54,6 +76,9 @@ class Case:
     name: str
     problems: list[str] = field(default_factory=list)
     stopped: int = 0
+    """Lives that were ended where they should be."""
+    outcome: str = ""
+    """What the run itself did about a single kill."""
     continued: int = 0
     started_over: int = 0
     seconds: float = 0.0
@@ -71,17 +96,26 @@ def run_case(name: str, home: Path, wanted: dict[str, Any]) -> Case:
     """All stops of a case, then a life to the end."""
     case, begun = Case(name), time.monotonic()
     lives: list[int] = []
-    for stop in name.split("+"):
+    stops = [] if name.startswith("one:") else name.split("+")
+    last: dict[str, Any] = {}
+    if not stops:
+        lives.append(0)
+        last = lose_one(name.removeprefix("one:"), home, case)
+    for stop in stops:
         step, _, turn = stop.partition("@")
         options = {"stop_at": step, "stop_on": int(turn or 1)}
         lives.append(len(read(home / MUTATIONS)))
         with Child(config(home, snapshot_attempt_interval_s=INTERVAL_S, **options)) as child:
             last = hear(child, home, case)
             child.kill()
-        case.stopped += last["event"] == "at"
-    lives.append(len(read(home / MUTATIONS)))
-    with Child(config(home, snapshot_attempt_interval_s=INTERVAL_S)) as child:
-        last = hear(child, home, case)
+        if last["event"] == "at":
+            case.stopped += 1
+        else:
+            case.problems.append(f"it never came to {stop}")
+    if "comparable" not in last:
+        lives.append(len(read(home / MUTATIONS)))
+        with Child(config(home, snapshot_attempt_interval_s=INTERVAL_S)) as child:
+            last = hear(child, home, case)
     if last["comparable"] != wanted:
         case.problems.append(f"another result: {differences(wanted, last['comparable'])}")
     case.problems += repeated(home, lives)
@@ -89,6 +123,42 @@ def run_case(name: str, home: Path, wanted: dict[str, Any]) -> Case:
     case.problems += [f"{item.path}: {item.message}" for item in report.damage]
     case.seconds = time.monotonic() - begun
     return case
+
+
+def lose_one(victim: str, home: Path, case: Case) -> dict[str, Any]:
+    """A life that loses one process; what it came to, empty if it did not come to its end."""
+    options = {"snapshot_attempt_interval_s": INTERVAL_S, "rollout_limit_s": 30.0}
+    with Child(config(home, **options)) as child:
+        for event in child.events():
+            if event.get("outcome") == "completed":
+                break
+            if event["event"] == "done":
+                case.problems.append("it ended before its first snapshot")
+                return event
+        kill_one(child.pid, VICTIMS[victim])
+        case.stopped += 1
+        supervisor = threading.Timer(PATIENCE_S, child.end)
+        supervisor.start()
+        try:
+            last = hear(child, home, case)
+            case.outcome = "went on to its end"
+        except ParticipantFailed as error:
+            last = {}
+            over = "" if supervisor.is_alive() else "hung; "
+            case.outcome = f"{over}{error.message}"[:160]
+        finally:
+            supervisor.cancel()
+    return last
+
+
+def kill_one(pid: int, marks: tuple[str, ...]) -> None:
+    found = [
+        process
+        for process in psutil.Process(pid).children(recursive=True)
+        if all(mark in " ".join(process.cmdline()) for mark in marks)
+    ]
+    assert found, f"no process is {marks}"
+    found[0].kill()
 
 
 def hear(child: Child, home: Path, case: Case) -> dict[str, Any]:

@@ -96,6 +96,15 @@ class Child:
                 hint=f"its log is {self.log}",
             ) from None
 
+    @property
+    def pid(self) -> int:
+        """Of the run's own process."""
+        return self._process.pid
+
+    def end(self) -> None:
+        """SIGKILL for all of it, from another thread than the one that hears it."""
+        kill_tree(self._process)
+
     def kill(self) -> int:
         """SIGKILL for it and all that it started, by process id; returns how many."""
         killed = kill_tree(self._process)
