@@ -159,10 +159,8 @@ class Repository:
         """Numbers of the published snapshots, ascending."""
         return sorted(
             number
-            for name in self._store.names(layout.SNAPSHOTS)
-            if (number := layout.snapshot_number(name)) is not None
-            and number not in self._gone
-            and self._store.size(layout.manifest_key(number)) is not None
+            for key in self._store.sizes(layout.SNAPSHOTS)
+            if (number := layout.published_number(key)) is not None and number not in self._gone
         )
 
     def snapshot(self, number: int | None = None) -> Snapshot:

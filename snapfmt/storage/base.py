@@ -12,9 +12,13 @@ PUBLISHED: Final = "manifest.json"
 """The document whose creation is a publication."""
 
 
-def is_closed(key: str, size: int) -> bool:
-    """Whether it only keeps a name taken: an empty manifest is not there, to every reader."""
-    return size == 0 and key.rpartition("/")[2] == PUBLISHED
+CLOSED: Final = b'{"closed":true}\n'
+"""What stands under `PUBLISHED` where a name is only kept taken: to every reader, nothing."""
+
+
+def may_be_closed(key: str, size: int) -> bool:
+    """Whether it is a closed name by its size; nothing else of that name is so short and whole."""
+    return size == len(CLOSED) and key.rpartition("/")[2] == PUBLISHED
 
 
 def check_key(key: str) -> list[str]:
@@ -93,6 +97,9 @@ class Store(Protocol):
     def walk(self, prefix: str) -> Iterator[tuple[str, int]]:
         """Every key under a folder, with its size, in order."""
 
+    def sizes(self, prefix: str) -> dict[str, int]:
+        """What `size` tells of every key under a folder, in few requests."""
+
     def names(self, prefix: str) -> list[str]:
         """Names directly under a folder, in order; empty if there is none."""
 
@@ -129,7 +136,7 @@ class Store(Protocol):
         `by_owner`: the caller is the owner, and no publication of its own is on its way.
 
         Returns whether it was there. What lay in it stays readable under `journal`. The name
-        that its owner might publish may be closed by it (see `is_closed`).
+        that its owner might publish may be closed by it (see `CLOSED`).
         """
 
     def drop_workspace(self, key: str) -> None:

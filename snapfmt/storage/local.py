@@ -23,8 +23,9 @@ from snapfmt.errors import (
     StoreNotFound,
     UnsupportedFilesystem,
 )
-from snapfmt.storage.base import PUBLISHED, Buffer, check_key, is_closed
+from snapfmt.storage.base import CLOSED, PUBLISHED, Buffer, check_key, may_be_closed
 from snapfmt.storage.faults import truncated, typed, workspace_gone
+from snapfmt.storage.local_sink import JOURNAL, LocalSink
 from snapfmt.storage.posix import (
     create_unnamed,
     fsync_directory,
@@ -36,7 +37,6 @@ from snapfmt.storage.posix import (
 )
 
 _FENCED = ".fenced"
-_JOURNAL = "journal"
 
 
 class LocalStore:
@@ -119,7 +119,7 @@ class LocalStore:
             size = size_beneath(self._root, key)
         except OSError as error:
             raise typed(error, key) from error
-        return None if size is None or is_closed(key, size) else size
+        return None if size is None or self._is_closed(key, size) else size
 
     def walk(self, prefix: str) -> Iterator[tuple[str, int]]:
         """Every regular file below a folder, in order; links are listed and never followed."""
@@ -133,7 +133,7 @@ class LocalStore:
                 raise typed(error, key) from error
             if stat.S_ISDIR(status.st_mode):
                 yield from self.walk(key)
-            elif not (stat.S_ISREG(status.st_mode) and is_closed(key, status.st_size)):
+            elif not (stat.S_ISREG(status.st_mode) and self._is_closed(key, status.st_size)):
                 yield key, status.st_size
 
     def names(self, prefix: str) -> list[str]:
@@ -144,9 +144,30 @@ class LocalStore:
             return []
         except OSError as error:
             raise typed(error, prefix) from error
-        if PUBLISHED in found and prefix and size_beneath(self._root, f"{prefix}/{PUBLISHED}") == 0:
-            found.remove(PUBLISHED)
+        key = f"{prefix}/{PUBLISHED}"
+        if PUBLISHED in found and prefix:
+            size = size_beneath(self._root, key)
+            if size is not None and self._is_closed(key, size):
+                found.remove(PUBLISHED)
         return found
+
+    def sizes(self, prefix: str) -> dict[str, int]:
+        """Of regular files only."""
+        found = {key: self.size(key) for key, _ in self.walk(prefix)}
+        return {key: size for key, size in found.items() if size is not None}
+
+    def _is_closed(self, key: str, size: int) -> bool:
+        """Looks into it, since a file may have been cut to any size."""
+        if not may_be_closed(key, size):
+            return False
+        try:
+            descriptor = open_beneath(self._root, key)
+        except OSError:
+            return False
+        try:
+            return os.pread(descriptor, size, 0) == CLOSED
+        finally:
+            os.close(descriptor)
 
     def create(self, key: str, data: Buffer) -> None:
         """Write a document unless it exists: a hard link from a finished file without a name."""
@@ -191,7 +212,7 @@ class LocalStore:
         try:
             path.parent.mkdir(exist_ok=True)
             path.mkdir()
-            (path / _JOURNAL).mkdir()
+            (path / JOURNAL).mkdir()
         except FileExistsError as error:
             raise ConflictError("exists already", what=key) from error
         except OSError as error:
@@ -234,11 +255,11 @@ class LocalStore:
         """Keys of the objects finished through this workspace."""
         found: set[str] = set()
         for folder in (key, key + _FENCED):
-            for name in self.names(f"{folder}/{_JOURNAL}"):
+            for name in self.names(f"{folder}/{JOURNAL}"):
                 found.add(name.replace("=", "/"))
         return sorted(found)
 
-    def sink(self, workspace: str, name: str) -> "LocalSink":
+    def sink(self, workspace: str, name: str) -> LocalSink:
         """A temporary file in the workspace."""
         return LocalSink(self._root, self._path(workspace), name)
 
@@ -305,57 +326,12 @@ class LocalStore:
         except OSError as error:
             raise typed(error, key) from error
         try:
-            if is_closed(key, os.fstat(descriptor).st_size):
+            size = os.fstat(descriptor).st_size
+            if may_be_closed(key, size) and os.pread(descriptor, size, 0) == CLOSED:
                 raise MissingObject("not there", what=key)
             yield descriptor
         finally:
             os.close(descriptor)
-
-
-class LocalSink:
-    """One object while it is written, as a temporary file; implements `storage.base.Sink`."""
-
-    def __init__(self, root: Path, workspace: Path, name: str) -> None:
-        self._root = root
-        self._workspace = workspace
-        self._path = workspace / f"{name}.tmp"
-        try:
-            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
-            self._descriptor = os.open(self._path, flags, 0o644)
-        except FileNotFoundError as error:
-            raise workspace_gone(workspace.name) from error
-        except OSError as error:
-            raise typed(error, str(self._path)) from error
-
-    def write(self, data: Buffer) -> None:
-        """Append bytes to the temporary file."""
-        try:
-            write_all(self._descriptor, data)
-        except OSError as error:
-            raise typed(error, str(self._path)) from error
-
-    def finish(self, key: str) -> None:
-        """fsync, note the key in the journal, rename to the content's name."""
-        target = self._root.joinpath(*key.split("/"))
-        try:
-            fsync_file(self._descriptor)
-            os.close(self._descriptor)
-            self._descriptor = -1
-            target.parent.mkdir(parents=True, exist_ok=True)
-            note = self._workspace / _JOURNAL / key.replace("/", "=")
-            os.close(os.open(note, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644))
-            self._path.rename(target)
-        except FileNotFoundError as error:
-            raise workspace_gone(self._workspace.name) from error
-        except OSError as error:
-            raise typed(error, key) from error
-
-    def discard(self) -> None:
-        """Close and remove the temporary file."""
-        if self._descriptor >= 0:
-            os.close(self._descriptor)
-            self._descriptor = -1
-        self._path.unlink(missing_ok=True)
 
 
 def _write_file(path: Path, pieces: Iterable[Buffer]) -> None:

@@ -4,8 +4,8 @@ Holds at any time, also after a crash or a lost reply:
   * an object is there whole or not at all, since each is one PUT;
   * a publication is one PUT that the server refuses when the name is taken, so of many there is
     one; whose it is stands in its metadata, so a lost reply can be looked up;
-  * an empty manifest closes its name for ever: it is what a fence and a retirement leave, and
-    to a reader there is nothing;
+  * a manifest that says `closed` keeps its name taken for ever: it is what a fence and a
+    retirement leave, and to a reader there is nothing;
   * after a fence the name that the owner could have published is taken or closed, so that a
     request of the owner that is still on its way has no effect.
 """
@@ -28,7 +28,7 @@ from snapfmt.errors import (
     StorageUnavailable,
     UnsupportedFilesystem,
 )
-from snapfmt.storage.base import OBJECTS, Buffer, check_key, is_closed
+from snapfmt.storage.base import CLOSED, OBJECTS, Buffer, check_key, may_be_closed
 from snapfmt.storage.client import ObjectClient, ObjectInfo
 from snapfmt.storage.faults import truncated, workspace_gone
 from snapfmt.storage.retry import RetryPolicy
@@ -102,7 +102,7 @@ class ObjectStore:
         data = self._again(lambda: self._client.get(key, 0, limit + 1))
         if len(data) > limit:
             raise LimitExceeded(f"object of more than {limit} bytes", what=key)
-        if is_closed(key, len(data)):
+        if may_be_closed(key, len(data)) and data == CLOSED:
             raise MissingObject("not there", what=key)
         return data
 
@@ -110,11 +110,11 @@ class ObjectStore:
         """Exactly these bytes."""
         check_key(key)
         data = self._again(lambda: self._client.get(key, offset, size)) if size else b""
-        if len(data) != size or is_closed(key, size):
+        if len(data) != size or (data and data in CLOSED):
             there = self.size(key)
             if there is None:
                 raise MissingObject("not there", what=key)
-            if offset + size > there or len(data) != size:
+            if len(data) != size:
                 raise truncated(key, offset + size, there)
         return data
 
@@ -122,12 +122,16 @@ class ObjectStore:
         """Size by a look at the head."""
         check_key(key)
         info = self._again(lambda: self._client.head(key))
-        return None if info is None or is_closed(key, info.size) else info.size
+        return None if info is None or may_be_closed(key, info.size) else info.size
 
     def walk(self, prefix: str) -> Iterator[tuple[str, int]]:
         """Every object below a folder, in order."""
         found = ((info.key, info.size) for info in self._all(prefix, deep=True))
-        yield from sorted(item for item in found if not is_closed(*item))
+        yield from sorted(item for item in found if not may_be_closed(*item))
+
+    def sizes(self, prefix: str) -> dict[str, int]:
+        """From one listing."""
+        return dict(self.walk(prefix))
 
     def names(self, prefix: str) -> list[str]:
         """Names directly under a folder."""
@@ -138,7 +142,7 @@ class ObjectStore:
         for info in self._all(prefix, deep=deep):
             name, below, _ = info.key[len(folder) :].partition("/")
             # A closed name is not there, but its folder is taken.
-            if below or not is_closed(info.key, info.size):
+            if below or not may_be_closed(info.key, info.size):
                 found.add(name)
         return sorted(found)
 
@@ -185,7 +189,7 @@ class ObjectStore:
             return True
         # A conflict: published, by whomever; the owner's request is done or has no effect any more.
         with contextlib.suppress(ConflictError):
-            self._create(marker["publishes"], b"")
+            self._create(marker["publishes"], CLOSED)
         self._mark(key, publishes=marker["publishes"], fenced=True)
         return True
 
@@ -226,8 +230,8 @@ class ObjectStore:
         marker = self.require_workspace(workspace)
         if marker["publishes"] != key:
             raise InputError("the workspace was opened to publish something else", what=key)
-        if len(data) == 0:
-            raise InputError("an empty document closes its name", what=key)
+        if data == CLOSED:
+            raise InputError("this document would close its name", what=key)
         self._unsettled.add(workspace)
         try:
             self._create(key, data)
@@ -245,10 +249,10 @@ class ObjectStore:
         key = f"{folder}/{name}"
         check_key(key)
         info = self._again(lambda: self._client.head(key))
-        if info is None or is_closed(key, info.size):
+        if info is None or may_be_closed(key, info.size):
             raise MissingObject("not there", what=key)
         self._put(f"{folder}/{kept_as}", self.get(key, limit=info.size), {})
-        self._put(key, b"", {})
+        self._put(key, CLOSED, {})
 
     def require_workspace(self, key: str) -> dict[str, Any]:
         """The workspace's marker.

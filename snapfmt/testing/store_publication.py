@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from snapfmt.errors import ConflictError, LeaseExpired, MissingObject
-from snapfmt.storage.base import Store
+from snapfmt.storage.base import CLOSED, Store
 from snapfmt.testing.store_case import MANIFEST, WORKSPACE, StoreCase, object_key
 
 
@@ -93,26 +93,32 @@ class PublicationSuite(StoreCase):
             assert handle.names("snapshots/s1") == []
             assert list(handle.walk("snapshots")) == []
             with pytest.raises(MissingObject):
-                handle.get(MANIFEST, limit=10)
+                handle.get(MANIFEST, limit=100)
             with pytest.raises(MissingObject):
                 handle.unpublish("snapshots/s1", "manifest.json", "retiring.json")
 
-    def test_an_empty_manifest_is_nothing(self, store: Store) -> None:
-        """A copy of a bucket has some, see `is_closed`; other empty documents are there."""
+    def test_a_closed_manifest_is_nothing(self, store: Store, again: Callable[[], Store]) -> None:
+        """A copy of a bucket has some; one that is damaged, or empty, is there."""
         store.open_workspace(WORKSPACE, publishes=MANIFEST)
         store.publish(WORKSPACE, "snapshots/s1", "manifest.json", b"{}")
         store.drop_workspace(WORKSPACE)
         store.replace(MANIFEST, b"")
-        store.create("pins/x", b"")
-        assert store.size(MANIFEST) is None
-        assert store.names("snapshots/s1") == []
-        assert store.names("snapshots") == ["s1"]
-        assert list(store.walk("")) == [("pins/x", 0)]
-        with pytest.raises(MissingObject):
-            store.get(MANIFEST, limit=10)
-        with pytest.raises(MissingObject):
-            store.get_range(MANIFEST, 0, 0)
-        assert store.get_range("pins/x", 0, 0) == b""
+        assert again().size(MANIFEST) == 0
+        assert again().names("snapshots/s1") == ["manifest.json"]
+        store.replace(MANIFEST, CLOSED)
+        store.create("pins/x", CLOSED)
+        for handle in (store, again()):
+            assert handle.size(MANIFEST) is None
+            assert handle.names("snapshots/s1") == []
+            assert handle.names("snapshots") == ["s1"]
+            assert list(handle.walk("")) == [("pins/x", len(CLOSED))]
+            assert handle.sizes("") == {"pins/x": len(CLOSED)}
+            with pytest.raises(MissingObject):
+                handle.get(MANIFEST, limit=100)
+            with pytest.raises(MissingObject):
+                handle.get_range(MANIFEST, 0, len(CLOSED))
+            assert handle.get("pins/x", limit=100) == CLOSED
+            assert handle.get_range("pins/x", 0, len(CLOSED)) == CLOSED
         store.open_workspace(WORKSPACE, publishes=MANIFEST)
         with pytest.raises(ConflictError):
             store.publish(WORKSPACE, "snapshots/s1", "manifest.json", b"{}")

@@ -48,6 +48,10 @@ class WrappedStore:
         """As the inner store."""
         return self.inner.walk(prefix)
 
+    def sizes(self, prefix: str) -> dict[str, int]:
+        """As the inner store."""
+        return self.inner.sizes(prefix)
+
     def names(self, prefix: str) -> list[str]:
         """As the inner store."""
         return self.inner.names(prefix)

@@ -242,12 +242,14 @@ class Repository:
     def names(self, folder: str) -> list[str]:
         path = os.path.join(self.root, folder)
         found = sorted(os.listdir(path)) if os.path.isdir(path) else []
-        # An empty manifest only keeps its number taken.
-        return [
-            name
-            for name in found
-            if name != "manifest.json" or os.path.getsize(os.path.join(path, name))
-        ]
+        # A closed manifest only keeps its number taken.
+        return [name for name in found if not self.closed(os.path.join(path, name))]
+
+    def closed(self, path: str) -> bool:
+        if os.path.basename(path) != "manifest.json" or not os.path.isfile(path):
+            return False
+        with open(path, "rb") as file:
+            return file.read(100) == b'{"closed":true}\n'
 
     def file(self, key: str, limit: int = 1 << 62) -> bytes:
         steps = key.split("/")

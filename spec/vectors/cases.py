@@ -280,7 +280,9 @@ def _raw() -> list[tuple[str, str, bytes, str]]:
     features = {"read": ["a-feature"], "write": [], "collect": []}
     return [
         ("manifest", "not JSON", b"{", "FormatError"),
-        ("manifest", "empty", b"", "NotPublished"),
+        ("manifest", "empty", b"", "FormatError"),
+        ("manifest", "closed", b'{"closed":true}\n', "NotPublished"),
+        ("manifest", "closed, otherwise", b'{"closed":true} ', "FormatError"),
         ("manifest", "an array", b"[]\n", "FormatError"),
         ("manifest", "two documents", (good + good).encode(), "FormatError"),
         ("manifest", "a repeated key", twice.encode(), "FormatError"),

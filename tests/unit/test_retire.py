@@ -58,6 +58,10 @@ class Hooked(WrappedStore):
         self._before("get", key)
         return self.inner.get(key, limit=limit)
 
+    def sizes(self, prefix: str) -> dict[str, int]:
+        self._before("sizes", prefix)
+        return self.inner.sizes(prefix)
+
     def names(self, prefix: str) -> list[str]:
         self._before("names", prefix)
         return self.inner.names(prefix)

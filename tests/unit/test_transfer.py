@@ -31,7 +31,7 @@ from snapfmt.errors import (
     StorageUnavailable,
 )
 from snapfmt.format import layout
-from snapfmt.storage.base import Buffer, Sink, Store
+from snapfmt.storage.base import CLOSED, Buffer, Sink, Store
 from snapfmt.storage.local import LocalStore
 from snapfmt.storage.memory import MemoryClient
 from snapfmt.storage.objects import ObjectStore
@@ -202,7 +202,7 @@ def test_a_snapshot_that_the_target_retired_stays_away(source: Repository, place
 def test_a_name_that_is_closed_is_a_conflict(source: Repository) -> None:
     store = ObjectStore(MemoryClient())
     target = open_target(store, source)
-    store.replace(layout.manifest_key(1), b"")
+    store.replace(layout.manifest_key(1), CLOSED)
     with pytest.raises(CommitConflict):
         copy_snapshot(source, target, 1)
     assert store.names(layout.ATTEMPTS) == []

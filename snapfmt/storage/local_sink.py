@@ -1,0 +1,56 @@
+"""One object while it is written on a POSIX file system (spec/v1/02-storage.md, S-3)."""
+
+import os
+from pathlib import Path
+
+from snapfmt.storage.base import Buffer
+from snapfmt.storage.faults import typed, workspace_gone
+from snapfmt.storage.posix import fsync_file, write_all
+
+JOURNAL = "journal"
+
+
+class LocalSink:
+    """One object while it is written, as a temporary file; implements `storage.base.Sink`."""
+
+    def __init__(self, root: Path, workspace: Path, name: str) -> None:
+        self._root = root
+        self._workspace = workspace
+        self._path = workspace / f"{name}.tmp"
+        try:
+            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
+            self._descriptor = os.open(self._path, flags, 0o644)
+        except FileNotFoundError as error:
+            raise workspace_gone(workspace.name) from error
+        except OSError as error:
+            raise typed(error, str(self._path)) from error
+
+    def write(self, data: Buffer) -> None:
+        """Append bytes to the temporary file."""
+        try:
+            write_all(self._descriptor, data)
+        except OSError as error:
+            raise typed(error, str(self._path)) from error
+
+    def finish(self, key: str) -> None:
+        """fsync, note the key in the journal, rename to the content's name."""
+        target = self._root.joinpath(*key.split("/"))
+        try:
+            fsync_file(self._descriptor)
+            os.close(self._descriptor)
+            self._descriptor = -1
+            target.parent.mkdir(parents=True, exist_ok=True)
+            note = self._workspace / JOURNAL / key.replace("/", "=")
+            os.close(os.open(note, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644))
+            self._path.rename(target)
+        except FileNotFoundError as error:
+            raise workspace_gone(self._workspace.name) from error
+        except OSError as error:
+            raise typed(error, key) from error
+
+    def discard(self) -> None:
+        """Close and remove the temporary file."""
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
+        self._path.unlink(missing_ok=True)
