@@ -71,10 +71,11 @@ class Repository:
             UnsupportedFilesystem: If it cannot be created safely here.
             StorageError: If the storage failed.
         """
-        if isinstance(location, (str, bytes, os.PathLike)):
+        store: Any = location
+        if not hasattr(location, "open_workspace"):
             store = open_store(location, create=create, storage_options=storage_options)
-        else:
-            store = location
+        elif storage_options:
+            raise InputError("an open store takes no storage options", what=store.location)
         if store.size(layout.REPOSITORY_KEY) is None:
             if not create:
                 raise StoreNotFound(

@@ -31,6 +31,7 @@ from snapfmt.errors import (
 from snapfmt.storage.base import CLOSED, OBJECTS, Buffer, check_key, may_be_closed
 from snapfmt.storage.client import ObjectClient, ObjectInfo
 from snapfmt.storage.faults import truncated, workspace_gone
+from snapfmt.storage.object_sink import ObjectSink
 from snapfmt.storage.retry import RetryPolicy
 
 T = TypeVar("T")
@@ -79,22 +80,36 @@ class ObjectStore:
             return
         key = f".probe-{secrets.token_hex(8)}"
         try:
-            self.create(key, b"first")
-            try:
-                self.create(key, b"second")
-                problem = "overwrites an object that a conditional PUT must not touch"
-            except ConflictError:
-                kept = self.get(key, limit=64) == b"first"
-                problem = "" if kept else "reports a conflict, but the object was overwritten"
+            problem = self._probe(key)
+        except MissingObject as error:
+            raise UnsupportedFilesystem(
+                "a PUT was answered with 'not found'",
+                what=self.location,
+                hint="no such bucket, or the endpoint is not that of an S3 server",
+            ) from error
         finally:
-            self.delete(key)
+            with contextlib.suppress(SnapfmtError):
+                self.delete(key)
         if problem:
             raise UnsupportedFilesystem(
-                f"the server {problem} (If-None-Match is ignored)",
+                f"the server {problem}",
                 what=self.location,
                 hint="use a server that honours conditional writes, such as AWS S3 or SeaweedFS",
             )
         self._capabilities = {"conditional_create": True}
+
+    def _probe(self, key: str) -> str:
+        """What makes a safe publication impossible here; empty if nothing does."""
+        ignored = "(If-None-Match is ignored)"
+        self.create(key, b"first")
+        try:
+            self.create(key, b"second")
+        except ConflictError:
+            if self.get(key, limit=64) != b"first":
+                return f"reports a conflict, but the object was overwritten {ignored}"
+        else:
+            return f"overwrites an object that a conditional PUT must not touch {ignored}"
+        return "" if key in self.names("") else "does not list what it has stored"
 
     def get(self, key: str, *, limit: int) -> bytes:
         """The whole object, by one ranged GET."""
@@ -214,11 +229,11 @@ class ObjectStore:
         info = self._again(lambda: self._client.head(key))
         return None if info is None else info.metadata.get(WORKSPACE)
 
-    def sink(self, workspace: str, name: str) -> "ObjectSink":
+    def sink(self, workspace: str, name: str) -> ObjectSink:
         """A buffer in memory."""
         del name
         self.require_workspace(workspace)
-        return ObjectSink(self, workspace)
+        return ObjectSink(lambda key, data: self._put_object(key, data, workspace))
 
     def sync(self, keys: Iterable[str]) -> None:
         """Nothing to do: a PUT that was answered is durable."""
@@ -265,9 +280,10 @@ class ObjectStore:
             raise workspace_gone(key)
         return marker
 
-    def put_object(self, key: str, data: Buffer, workspace: str) -> None:
+    def _put_object(self, key: str, data: Buffer, workspace: str) -> None:
         """Write a content-named object; the same bytes twice are the same object."""
         check_key(key)
+        self.require_workspace(workspace)
         self._put(key, data, {WORKSPACE: workspace})
 
     def _marker(self, key: str) -> dict[str, Any] | None:
@@ -352,30 +368,6 @@ class ObjectStore:
                 # It sets no condition: something else was under way at this very moment.
                 last = StorageUnavailable(error.message, what=error.what)
         raise last or StorageUnavailable("not tried", what=self.location)
-
-
-class ObjectSink:
-    """One object while it is written, in memory; implements `storage.base.Sink`."""
-
-    def __init__(self, store: ObjectStore, workspace: str) -> None:
-        self._store = store
-        self._workspace = workspace
-        self._pieces: list[bytes] = []
-
-    def write(self, data: Buffer) -> None:
-        """Keep the bytes; what may still change is copied."""
-        self._pieces.append(data if isinstance(data, bytes) else bytes(data))
-
-    def finish(self, key: str) -> None:
-        """Send it in one PUT."""
-        self._store.require_workspace(self._workspace)
-        data = self._pieces[0] if len(self._pieces) == 1 else b"".join(self._pieces)
-        self._pieces.clear()
-        self._store.put_object(key, data, self._workspace)
-
-    def discard(self) -> None:
-        """Forget the bytes."""
-        self._pieces.clear()
 
 
 def _unknown(key: str, cause: BaseException | None) -> OutcomeUnknownError:

@@ -5,12 +5,12 @@ moves, listings cache and own retries are not used: they publish half objects, c
 go stale, or hide what a lost reply meant.
 """
 
+import asyncio
 import base64
 import functools
 import os
 from collections.abc import Callable, Coroutine, Iterator, Mapping
-from typing import Any, Final
-from urllib.parse import SplitResult, parse_qsl, quote, urlencode, urlsplit
+from typing import Any, Final, NoReturn
 
 from snapfmt.errors import (
     ConflictError,
@@ -27,17 +27,18 @@ from snapfmt.errors import (
 )
 from snapfmt.storage.base import Buffer
 from snapfmt.storage.client import ObjectInfo
+from snapfmt.storage.s3_url import parse
 
-SCHEMES: Final = ("s3", "s3a")
-PLAIN_OPTIONS: Final = ("endpoint_url", "profile", "anon")
-"""Options that hold no secret: they may stand in the URL's query, and do in `location`."""
 MAX_PUT: Final = 5 * 2**30
 """Bytes that one PUT may have."""
 CONNECT_S: Final = 10
 READ_S: Final = 120
+SLOWEST: Final = 2**20
+"""Bytes per second below which a request counts as stalled."""
 _BUSY: Final = frozenset({408, 429, 500, 502, 503, 504})
 """Also after the request was carried out in part: some servers call a lost quorum SlowDown."""
 _DENIED: Final = frozenset({"ExpiredToken", "InvalidToken", "TokenRefreshRequired"})
+_NO_S3: Final = "is the endpoint that of an S3 server?"
 _FULL: Final = frozenset({"QuotaExceeded", "InsufficientCapacity", "XMinioStorageFull"})
 
 
@@ -51,23 +52,20 @@ class S3Client:
             InputError: If it is no such URL.
             UnsupportedFeature: If s3fs is not installed.
         """
-        parts = _split(url)
-        self._options = _options(parts.query, options or {})
-        self._bucket = parts.netloc
-        self._prefix = parts.path.strip("/")
+        self._place = parse(url, options)
+        self._bucket, self._prefix = self._place.bucket, self._place.prefix
         self._opened: tuple[int, Any] | None = None
+
+    def __reduce__(self) -> NoReturn:
+        # It may hold a secret key.
+        raise InputError(
+            "a bucket's client is not pickled", what=self.location, hint="hand its location on"
+        )
 
     @property
     def location(self) -> str:
         """The URL, with the options that hold no secret."""
-        path = f"/{self._prefix}" if self._prefix else ""
-        plain = {
-            name: str(value).lower() if isinstance(value, bool) else str(value)
-            for name in PLAIN_OPTIONS
-            if (value := self._options.get(name)) not in (None, "", False)
-        }
-        query = f"?{urlencode(plain, quote_via=quote, safe=':/')}" if plain else ""
-        return f"s3://{self._bucket}{path}{query}"
+        return self._place.location
 
     def put(
         self,
@@ -105,7 +103,7 @@ class S3Client:
             return data
 
         try:
-            data: bytes = self._run(key, read)[:size]
+            data: bytes = self._run(key, read, size=size)[:size]
         except _RangeError:
             # Begins behind the end, as every range of an empty object does.
             return b""
@@ -118,21 +116,35 @@ class S3Client:
         except MissingObject:
             return None
         metadata = {name.lower(): value for name, value in answer.get("Metadata", {}).items()}
-        return ObjectInfo(key, answer["ContentLength"], _ns(answer), metadata)
+        size = self._field(answer, "ContentLength", key)
+        return ObjectInfo(key, size, _ns(answer), metadata)
 
     def list(self, prefix: str, *, deep: bool) -> Iterator[ObjectInfo]:
         """ListObjectsV2, page by page."""
-        begin = len(self._key(""))
+        above = self._key("")
         more: dict[str, Any] = {} if deep else {"Delimiter": "/"}
         while True:
             answer = self._call("list_objects_v2", prefix, named="Prefix", **more)
             for item in answer.get("Contents", ()):
-                yield ObjectInfo(item["Key"][begin:], item["Size"], _ns(item))
+                name = self._field(item, "Key", prefix)
+                yield ObjectInfo(self._below(name, above), item.get("Size", 0), _ns(item))
             for item in answer.get("CommonPrefixes", ()):
-                yield ObjectInfo(item["Prefix"][begin:], 0)
-            if not answer.get("IsTruncated"):
+                yield ObjectInfo(self._below(self._field(item, "Prefix", prefix), above), 0)
+            if not self._field(answer, "IsTruncated", prefix):
                 return
-            more["ContinuationToken"] = answer["NextContinuationToken"]
+            more["ContinuationToken"] = self._field(answer, "NextContinuationToken", prefix)
+
+    def _below(self, name: str, above: str) -> str:
+        if not name.startswith(above):
+            raise StorageError(
+                "the server lists what was not asked for", what=self.location, hint=_NO_S3
+            )
+        return name[len(above) :]
+
+    def _field(self, answer: Mapping[str, Any], name: str, key: str) -> Any:
+        if name not in answer:
+            raise StorageError(f"the answer has no {name}", what=key, hint=_NO_S3)
+        return answer[name]
 
     def delete(self, key: str) -> None:
         """One DeleteObject."""
@@ -150,14 +162,23 @@ class S3Client:
         async def call(fs: Any) -> Any:
             return await fs._call_s3(method, **arguments)
 
-        return self._run(key, call)
+        return self._run(key, call, size=len(arguments.get("Body", b"")))
 
-    def _run(self, key: str, work: Callable[[Any], Coroutine[Any, Any, Any]]) -> Any:
+    def _run(
+        self, key: str, work: Callable[[Any], Coroutine[Any, Any, Any]], *, size: int = 0
+    ) -> Any:
         from fsspec.asyn import sync
 
         try:
             fs = self._fs()
-            return sync(fs.loop, work, fs)
+            config = fs.config_kwargs
+            # The HTTP library's own limits do not hold while a body is being sent.
+            limit = config["connect_timeout"] + config["read_timeout"] + size / SLOWEST
+
+            async def bounded() -> Any:
+                return await asyncio.wait_for(work(fs), limit)
+
+            return sync(fs.loop, bounded)
         except SnapfmtError as error:
             failure: Exception = error
         except Exception as error:  # noqa: BLE001 - all are made typed
@@ -181,11 +202,14 @@ class S3Client:
     def _open(self) -> Any:
         try:
             import s3fs
+            from fsspec.asyn import sync
+
+            from snapfmt.storage.s3_http import PlainSession
         except ImportError as error:
             raise UnsupportedFeature(
                 "buckets need s3fs", what=self.location, hint="pip install 'snapfmt[s3]'"
             ) from error
-        options = dict(self._options)
+        options = dict(self._place.options)
         config = {
             "connect_timeout": CONNECT_S,
             "read_timeout": READ_S,
@@ -194,15 +218,25 @@ class S3Client:
             # The sha256 of each body is known, signed as a header, and compared by the server;
             # to hash the body once more for its signature would say nothing new.
             "s3": {"payload_signing_enabled": False},
-            **options.pop("config_kwargs", {}),
+            **(options.pop("config_kwargs", None) or {}),
+            "http_session_cls": PlainSession,
             "retries": {"total_max_attempts": 1},
         }
-        fs = s3fs.S3FileSystem(
-            **options,
-            config_kwargs=config,
-            use_listings_cache=False,
-        )
-        fs.retries = 1
+        try:
+            fs = s3fs.S3FileSystem(**options, config_kwargs=config, use_listings_cache=False)
+            fs.retries = 1
+            sync(fs.loop, fs.set_session)
+        except Exception as error:  # noqa: BLE001 - nothing was asked of any server yet
+            kind = type(error).__name__
+        else:
+            kind = ""
+        if kind:
+            # Outside, so that it has no context, and without its text: it may repeat a secret.
+            raise InputError(
+                f"the options do not make a client ({kind})",
+                what=self.location,
+                hint="check storage_options, the profile and the files that AWS tools read",
+            )
         fs.close_session = functools.partial(_close, os.getpid(), type(fs).close_session)
         return fs
 
@@ -226,22 +260,6 @@ def _disown(loop: Any) -> None:
 
 class _RangeError(Exception):
     """The range begins behind the end."""
-
-
-def _options(query: str, given: Mapping[str, Any]) -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for name, value in parse_qsl(query, keep_blank_values=True):
-        if name not in PLAIN_OPTIONS:
-            raise InputError(
-                "not an option for a URL",
-                what=name,
-                hint=f"a URL may hold {', '.join(PLAIN_OPTIONS)}; the rest are storage_options",
-            )
-        found[name] = value == "true" if name == "anon" else value
-    found |= given
-    if "@" in str(found.get("endpoint_url") or ""):
-        raise InputError("an endpoint with a user or a password in it", what="endpoint_url")
-    return found
 
 
 def _typed(error: Exception, key: str, location: str) -> Exception:
@@ -287,6 +305,8 @@ def _without_answer(error: Exception, key: str, location: str, said: str) -> Exc
     from aiohttp import ClientConnectorError
     from botocore import exceptions
 
+    from snapfmt.storage.s3_http import Redirected
+
     if isinstance(error, FileNotFoundError):
         return MissingObject("not there", what=key)
     if isinstance(error, (exceptions.NoCredentialsError, exceptions.PartialCredentialsError)):
@@ -299,6 +319,12 @@ def _without_answer(error: Exception, key: str, location: str, said: str) -> Exc
         return InputError(f"s3fs does not take this ({said})", what=location)
     # An EndpointConnectionError may also be a connection that broke in the middle of a request.
     cause = getattr(error, "kwargs", {}).get("error")
+    if isinstance(cause, Redirected):
+        return StorageError(
+            f"the server points elsewhere (status {cause.args[0]})",
+            what=location,
+            hint="check the endpoint and the region; redirects are not followed",
+        )
     refused = isinstance(cause, ClientConnectorError)
     return StorageUnavailable(
         f"no answer ({said})", what=key, hint=f"is {location} reachable?", sent=not refused
@@ -308,16 +334,3 @@ def _without_answer(error: Exception, key: str, location: str, said: str) -> Exc
 def _ns(answer: Mapping[str, Any]) -> int:
     modified = answer.get("LastModified")
     return 0 if modified is None else int(modified.timestamp() * 1e9)
-
-
-def _split(url: str) -> SplitResult:
-    """The parts of a bucket's URL; an error shows nothing of what may be a user and a password."""
-    try:
-        parts = urlsplit(url)
-    except ValueError:
-        parts = urlsplit("")
-    if parts.scheme in SCHEMES and parts.netloc and not {"@", ":"} & set(parts.netloc):
-        return parts
-    scheme, _, rest = url.partition("?")[0].partition("://")
-    shown = f"{scheme}://..." if set(rest) & set("@:[") else f"{scheme}://{rest}"
-    raise InputError("not a URL of a bucket", what=shown, hint="s3://bucket/prefix")

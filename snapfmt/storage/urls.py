@@ -1,6 +1,7 @@
 """From a location to the store that keeps it."""
 
 import os
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,8 @@ from snapfmt.errors import InputError, UnsupportedFeature
 from snapfmt.storage.base import Store
 from snapfmt.storage.local import LocalStore
 from snapfmt.storage.objects import ObjectStore
-from snapfmt.storage.s3 import SCHEMES, S3Client
+from snapfmt.storage.s3 import S3Client
+from snapfmt.storage.s3_url import SCHEMES
 
 
 def open_store(
@@ -32,7 +34,8 @@ def open_store(
         raise InputError("a location is a path or a URL as text", what=repr(location))
     text = os.fspath(location)
     scheme, mark, _ = text.partition("://")
-    if mark and scheme in SCHEMES:
+    if mark and scheme.lower() in SCHEMES:
+        text = f"{scheme.lower()}{mark}{text.partition(mark)[2]}"
         return ObjectStore(S3Client(text, storage_options))
     if mark and scheme != "file":
         raise UnsupportedFeature(
@@ -40,6 +43,8 @@ def open_store(
             what=scheme,
             hint="use a path, file:// or s3://; another file system needs an ObjectClient",
         )
+    if re.match(r"s3a?:", text):
+        raise InputError("not a URL of a bucket", what=text, hint="s3://bucket/prefix")
     if storage_options:
         raise InputError("a folder takes no storage options", what=", ".join(storage_options))
     return LocalStore(Path(text.removeprefix("file://")), create=create)

@@ -36,8 +36,8 @@ SHAPE: dict[str, Any] = {
     "units": 1,
     "tools": ("counter", "dice", "notes", "sandbox"),
     # Slow, so that there is time for several saves on any machine.
-    "tool_s": 0.3,
-    "generation_s": 0.1,
+    "tool_s": 0.2,
+    "generation_s": 0.08,
     "keep_latest": 100,
 }
 INTERVAL_S = 0.4

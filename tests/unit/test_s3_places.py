@@ -1,0 +1,226 @@
+"""URLs and options of buckets: what is taken, what is refused, and what is never shown."""
+
+import http.server
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from snapfmt import Repository
+from snapfmt.errors import (
+    InputError,
+    OutcomeUnknownError,
+    SnapfmtError,
+    StorageError,
+    StorageUnavailable,
+    UnsupportedFilesystem,
+)
+from snapfmt.storage.objects import ObjectStore
+from snapfmt.storage.retry import RetryPolicy
+from snapfmt.storage.s3 import S3Client
+from snapfmt.storage.s3_url import MAX_PREFIX, parse
+
+SECRET = "SEKRIT"
+KEYS = {"key": "AKIATEST", "secret": SECRET}
+
+
+@pytest.mark.parametrize(
+    ("url", "bucket", "prefix", "location"),
+    [
+        ("s3://b2k", "b2k", "", "s3://b2k"),
+        ("s3://b2k/", "b2k", "", "s3://b2k"),
+        ("s3a://b.k/run/7/", "b.k", "run/7", "s3://b.k/run/7"),
+        ("s3://b2k/a b/é%41+", "b2k", "a b/é%41+", "s3://b2k/a b/é%41+"),
+        (
+            "s3://b2k/r?endpoint_url=http://127.0.0.1:8333&anon=yes",
+            "b2k",
+            "r",
+            "s3://b2k/r?endpoint_url=http://127.0.0.1:8333&anon=true",
+        ),
+        ("s3://b2k/r?anon=0", "b2k", "r", "s3://b2k/r"),
+    ],
+)
+def test_a_url_names_a_place(url: str, bucket: str, prefix: str, location: str) -> None:
+    place = parse(url, None)
+    assert (place.bucket, place.prefix, place.location) == (bucket, prefix, location)
+    again = parse(place.location, None)
+    assert (again.location, again.prefix) == (place.location, place.prefix)
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "s3://", "s3:///x", "s3://b", "s3://-b/x", f"s3://user:{SECRET}@b2k/x", f"s3://k:{SECRET}",
+        "s3://b2k//x", "s3://b2k/a//b", "s3://b2k/x//", "s3://b2k/./x", "s3://b2k/a/..",
+        "s3://b2k/a\\b", "s3://b2k/x#seed1", "s3://b2k/a\tb", "s3://b2k/a\nb", "s3://b2k/a\x7fb",
+        "s3://b2k/\ud800", "s3://b2k/" + "x" * (MAX_PREFIX + 1), "s3://[x", "s3:/b2k/x", "s3:b2k",
+        f"s3://b2k/x?secret={SECRET}", "s3://b2k/x?anon=perhaps", "s3://b2k/x?endpoint_url=",
+        "s3://b2k/x?endpoint_url=notaurl", "s3://b2k/x?endpoint_url=ftp://h",
+        f"s3://b2k/x?endpoint_url=http://u:{SECRET}@h", "s3://b2k/x?endpoint_url=http://h:port",
+        f"s3://b2k/x?endpoint_url=http://h/%3Ftoken%3D{SECRET}",
+    ],
+)  # fmt: skip
+def test_a_url_that_could_mean_another_place_is_refused(url: str) -> None:
+    with pytest.raises(InputError) as caught:
+        Repository.open(url, create=True)
+    assert SECRET not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        "abc", 5, {1: 2}, {"client_kwargs": 3}, {"config_kwargs": "x"}, {"endpoint_url": 5},
+        {"use_listings_cache": True}, {"asynchronous": True}, {"anon": "no idea"},
+        {"endpoint_url": f"http://h/?token={SECRET}"},
+        {"client_kwargs": {"endpoint_url": f"http://h/#{SECRET}"}},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_options_that_are_none_are_refused(options: Any) -> None:
+    with pytest.raises(InputError) as caught:
+        Repository.open("s3://b2k/x", storage_options=options)
+    assert SECRET not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"nonsense": 1}, {"client_kwargs": {"nonsense": 1}}, {"profile": "no-such"}],
+    ids=str,
+)
+def test_options_that_make_no_client_are_refused_at_once(options: dict[str, Any]) -> None:
+    """Nothing is tried again, since no server was asked."""
+    begun = time.monotonic()
+    with pytest.raises(InputError):
+        Repository.open("s3://b2k/x", storage_options={**KEYS, **options})
+    assert time.monotonic() - begun < 5
+
+
+def test_an_endpoint_of_the_client_is_in_the_location() -> None:
+    options = {**KEYS, "client_kwargs": {"endpoint_url": "http://127.0.0.1:1", "verify": False}}
+    client = S3Client("s3://b2k/x", options)
+    assert client.location == "s3://b2k/x?endpoint_url=http://127.0.0.1:1"
+    assert options["client_kwargs"] == {"endpoint_url": "http://127.0.0.1:1", "verify": False}
+
+
+def test_a_client_is_not_pickled() -> None:
+    client = S3Client("s3://b2k/x", KEYS)
+    for protocol in (2, 4, 5):
+        with pytest.raises(InputError):
+            client.__reduce_ex__(protocol)
+
+
+def test_a_repository_takes_no_options_for_an_open_store() -> None:
+    with pytest.raises(InputError):
+        Repository.open(ObjectStore(S3Client("s3://b2k/x", KEYS)), storage_options=KEYS)
+    for location in (None, 5, b"s3://b2k/x"):
+        with pytest.raises(InputError):
+            Repository.open(location)  # type: ignore[arg-type]
+
+
+# Servers that are none
+
+
+@pytest.fixture
+def serve() -> Iterator[Callable[..., str]]:
+    """Starts a server that answers everything alike; gives its URL."""
+    servers: list[http.server.ThreadingHTTPServer] = []
+
+    def start(status: int, headers: dict[str, str], body: bytes = b"", seen: Any = None) -> str:
+        class Handler(http.server.BaseHTTPRequestHandler):
+            def answer(self) -> None:
+                if seen is not None:
+                    seen.append((self.command, dict(self.headers)))
+                self.send_response(status)
+                for name, value in headers.items():
+                    self.send_header(name, value)
+                self.end_headers()
+                if self.command != "HEAD":
+                    self.wfile.write(body)
+
+            do_GET = do_PUT = do_HEAD = do_DELETE = do_POST = answer  # noqa: N815
+
+            def log_message(self, *_: object) -> None:
+                pass
+
+        server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        servers.append(server)
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        return f"http://127.0.0.1:{server.server_address[1]}"
+
+    yield start
+    for server in servers:
+        server.shutdown()
+        server.server_close()
+
+
+def store_at(endpoint: str, **config: Any) -> ObjectStore:
+    options = {**KEYS, "token": f"TOKEN-{SECRET}", "endpoint_url": endpoint}
+    client = S3Client("s3://b2k/x", {**options, "config_kwargs": config})
+    return ObjectStore(client, retry=RetryPolicy(attempts=2, first_s=0.0))
+
+
+@pytest.mark.parametrize("status", [301, 302, 307, 308])
+def test_a_redirect_is_not_followed(serve: Callable[..., str], status: int) -> None:
+    seen: list[Any] = []
+    other = serve(200, {"Content-Length": "0"}, seen=seen)
+    headers = {"Location": f"{other}/b2k/x/k", "Content-Length": "0"}
+    store = store_at(serve(status, headers))
+    for ask in (
+        lambda: store.get("k", limit=9),
+        lambda: store.size("k"),
+        lambda: store.replace("k", b"data"),
+        lambda: store.create("k", b"data"),
+    ):
+        with pytest.raises((StorageError, OutcomeUnknownError)):
+            ask()
+    assert seen == []
+
+
+def test_a_page_is_no_bucket(serve: Callable[..., str]) -> None:
+    page = b"<html>hello</html>"
+    store = store_at(serve(200, {"Content-Type": "text/html"}, page))
+    for ask in (
+        lambda: store.size("snapfmt.json"),
+        lambda: store.names("snapshots"),
+        store.prepare,
+    ):
+        with pytest.raises(SnapfmtError):
+            ask()
+
+
+def test_a_server_that_finds_nothing_is_refused(serve: Callable[..., str]) -> None:
+    store = store_at(serve(404, {"Content-Length": "0"}))
+    with pytest.raises(UnsupportedFilesystem, match="not found"):
+        store.prepare()
+
+
+def test_a_listing_of_something_else_is_refused(serve: Callable[..., str]) -> None:
+    body = (
+        b'<?xml version="1.0"?><ListBucketResult><IsTruncated>false</IsTruncated>'
+        b"<Contents><Key>zzz/other</Key><Size>1</Size></Contents></ListBucketResult>"
+    )
+    store = store_at(serve(200, {"Content-Type": "application/xml"}, body))
+    with pytest.raises(StorageError, match="was not asked for"):
+        store.names("snapshots")
+
+
+@pytest.mark.parametrize("size", [10, 4 * 2**20])
+def test_a_server_that_says_nothing_is_given_up(size: int) -> None:
+    """Also while a body is being sent to it."""
+    with socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))
+        silent.listen(16)
+        endpoint = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        store = store_at(endpoint, connect_timeout=0.3, read_timeout=0.3)
+        begun = time.monotonic()
+        for ask in (
+            lambda: store.get("k", limit=9),
+            lambda: store.names("snapshots"),
+            lambda: store.replace("k", bytes(size)),
+        ):
+            with pytest.raises(StorageUnavailable):
+                ask()
+        assert time.monotonic() - begun < 20
