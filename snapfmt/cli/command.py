@@ -18,6 +18,8 @@ O = TypeVar("O")  # noqa: E741 - the options of one command
 Reference = int | Literal["latest"]
 """A snapshot as the user names it."""
 
+PLACE = "folder or URL (s3://bucket/prefix)"
+"""What names a repository, in help texts."""
 _REFERENCE = re.compile(r"(?:snapshot_)?([0-9]{1,12})", re.ASCII)
 
 
@@ -58,7 +60,7 @@ def reference(text: str) -> Reference:
 
 def add_repository(parser: argparse.ArgumentParser) -> None:
     """The argument REPO."""
-    parser.add_argument("repository", metavar="REPO", help="folder of the repository")
+    parser.add_argument("repository", metavar="REPO", help=PLACE)
 
 
 def add_snapshot(parser: argparse.ArgumentParser, *, optional: bool, default: str = "") -> None:

@@ -2,14 +2,33 @@
 
 import argparse
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from snapfmt.cli.command import Command, UsageError, open_repository, reference
-from snapfmt.cli.output import Block, Console, Fields, Outcome, Result, Table, is_terminal
+from snapfmt.cli import exitcodes
+from snapfmt.cli.command import PLACE, Command, UsageError, open_repository, reference
+from snapfmt.cli.exitcodes import ExitCode
+from snapfmt.cli.output import (
+    Block,
+    Console,
+    Fields,
+    Heading,
+    Outcome,
+    Result,
+    Table,
+    is_terminal,
+)
 from snapfmt.cli.progress import progress
 from snapfmt.cli.text import size
-from snapfmt.errors import NotPublished, SnapfmtError
+from snapfmt.errors import (
+    NotPublished,
+    SnapfmtError,
+    StorageFull,
+    StorageReadOnly,
+    StorageUnavailable,
+    StoreNotFound,
+    UnsupportedFilesystem,
+)
 
 if TYPE_CHECKING:
     from snapfmt.cli.command import Reference
@@ -17,6 +36,25 @@ if TYPE_CHECKING:
     from snapfmt.transfer import CopyReport
 
 _BUCKETS = ("s3://", "s3a://")
+_PLACES = """\
+buckets:
+  The bucket must exist. Credentials, region and CA come from where AWS tools have them:
+  AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, AWS_PROFILE, AWS_REGION, AWS_CA_BUNDLE, ~/.aws, or
+  the role of the machine. The endpoint of another server is AWS_ENDPOINT_URL, or stands behind
+  the URL: s3://bucket/prefix?endpoint_url=http://host:8333 (also ?profile=NAME, ?anon=true).
+
+with --all:
+  A snapshot that cannot be copied does not keep back the others. Each is told, and the exit code
+  is that of the worst: 3, then 1, then 4. If a storage fails as a whole, the rest is not tried."""
+_WORST = (ExitCode.DAMAGE, ExitCode.FAILED, ExitCode.NOTHING)
+_NO_USE = (
+    StorageFull,
+    StorageReadOnly,
+    StorageUnavailable,
+    StoreNotFound,
+    UnsupportedFilesystem,
+)
+"""Errors of a whole storage: the next snapshot would meet the same, often after minutes."""
 _RIGHT = frozenset({"number", "sent", "there", "bytes sent", "bytes there", "seconds"})
 
 
@@ -34,7 +72,7 @@ class Options:
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Arguments of `cp`."""
-    _configure(parser, "path or URL of the repository", "path or URL of the copy")
+    _configure(parser, PLACE, f"{PLACE} of the copy")
 
 
 def configure_push(parser: argparse.ArgumentParser) -> None:
@@ -69,6 +107,7 @@ def _configure(parser: argparse.ArgumentParser, source: str, target: str) -> Non
     parser.add_argument(
         "--workers", type=_count, default=4, metavar="N", help="objects at a time (default: 4)"
     )
+    parser.epilog = "\n\n".join(filter(None, (_PLACES, parser.epilog)))
 
 
 def _count(text: str) -> int:
@@ -95,45 +134,78 @@ def _in_bucket(location: str) -> bool:
     return location.startswith(_BUCKETS)
 
 
+@dataclass(slots=True)
+class _Story:
+    """What became of each snapshot."""
+
+    reports: "list[CopyReport]" = field(default_factory=list)
+    failed: list[tuple[int, SnapfmtError]] = field(default_factory=list)
+    retired: list[int] = field(default_factory=list)
+    """Retired at the source since they were listed."""
+    not_tried: list[int] = field(default_factory=list)
+
+    @property
+    def code(self) -> ExitCode:
+        """That of the worst."""
+        codes = {exitcodes.of(error) for _, error in self.failed}
+        return next((code for code in _WORST if code in codes), ExitCode.OK)
+
+    @property
+    def copied(self) -> list[int]:
+        """Numbers that were not at the target before."""
+        return [report.number for report in self.reports if report.published]
+
+    @property
+    def there(self) -> list[int]:
+        """Numbers that were."""
+        return [report.number for report in self.reports if not report.published]
+
+
 def run(options: Options, console: Console) -> Outcome:
-    """One line for each snapshot; ends at the first that cannot be copied."""
+    """One line for each snapshot; with `--all`, one that fails does not end it."""
     del console
     from snapfmt.transfer import copy_snapshot, open_target
     from snapfmt.transfer.ground import Ground
+    from snapfmt.transfer.sides import at
 
-    source = open_repository(options.source)
-    numbers = _numbers(source, options)
+    with at("source"):
+        source = open_repository(options.source)
+        numbers = _numbers(source, options)
     target = open_target(options.target, source)
     ground = Ground(target)
-    reports: list[CopyReport] = []
-    messages: list[str] = []
+    story = _Story()
     total = _work(source, numbers) if is_terminal(sys.stderr) else None
     with progress("copying", total) as advance:
-        for number in numbers:
+        for place, number in enumerate(numbers):
             try:
-                reports.append(
-                    copy_snapshot(
-                        source,
-                        target,
-                        number,
-                        deep=options.deep,
-                        workers=options.workers,
-                        progress=advance,
-                        ground=ground,
-                    )
+                report = copy_snapshot(
+                    source,
+                    target,
+                    number,
+                    deep=options.deep,
+                    workers=options.workers,
+                    progress=advance,
+                    ground=ground,
                 )
-            except NotPublished as error:
-                # Retired since it was listed; asked for by itself, it is an error.
+            except SnapfmtError as error:
+                # Asked for by itself, it is an error like any other.
                 if not options.every:
                     raise
-                messages.append(str(error))
-    document = {
-        "ok": True,
-        "source": {"location": source.location, "id": source.id},
-        "target": {"location": target.location, "id": target.id},
-        "snapshots": [_as_json(report) for report in reports],
-    }
-    return Result(document, _text(target, reports), messages=messages)
+                if isinstance(error, NotPublished):
+                    story.retired.append(number)
+                    continue
+                story.failed.append((number, error))
+                if isinstance(error, _NO_USE):
+                    story.not_tried = numbers[place + 1 :]
+                    break
+            else:
+                story.reports.append(report)
+    return Result(
+        _document(source, target, story),
+        _text(target, story, options),
+        story.code,
+        _messages(story),
+    )
 
 
 def _numbers(source: "Repository", options: Options) -> list[int]:
@@ -159,6 +231,32 @@ def _work(source: "Repository", numbers: list[int]) -> int | None:
         return None
 
 
+def _document(source: "Repository", target: "Repository", story: _Story) -> dict[str, Any]:
+    found: dict[str, Any] = {
+        "ok": not story.failed,
+        "source": {"location": source.location, "id": source.id},
+        "target": {"location": target.location, "id": target.id},
+        "snapshots": [_as_json(report) for report in story.reports],
+        "failed": [{"number": number, **_error(error)} for number, error in story.failed],
+        "retired": story.retired,
+        "not_tried": story.not_tried,
+    }
+    if story.failed:
+        # Where the errors of every command stand.
+        worst = next(error for _, error in story.failed if exitcodes.of(error) is story.code)
+        found["error"] = _error(worst)
+    return found
+
+
+def _error(error: SnapfmtError) -> dict[str, str]:
+    return {
+        "code": error.code,
+        "message": error.message,
+        "what": error.what,
+        "hint": error.hint,
+    }
+
+
 def _as_json(report: "CopyReport") -> dict[str, Any]:
     return {
         "number": report.number,
@@ -172,10 +270,22 @@ def _as_json(report: "CopyReport") -> dict[str, Any]:
     }
 
 
-def _text(target: "Repository", reports: "list[CopyReport]") -> list[Block]:
+def _messages(story: _Story) -> list[str]:
+    said = [f"snapshot {number} was retired at the source meanwhile" for number in story.retired]
+    said += [f"snapshot {number}: {error.code}: {error}" for number, error in story.failed]
+    if story.not_tried:
+        said.append(f"not tried: {_listed(story.not_tried)}")
+    return said
+
+
+def _listed(numbers: list[int]) -> str:
+    return " ".join(map(str, numbers)) or "none"
+
+
+def _text(target: "Repository", story: _Story, options: Options) -> list[Block]:
     columns = ["number", "result", "sent", "there", "bytes sent", "bytes there", "seconds"]
-    rows = [
-        [
+    rows = {
+        report.number: [
             str(report.number),
             "copied" if report.published else "was there",
             str(report.objects_sent),
@@ -184,9 +294,22 @@ def _text(target: "Repository", reports: "list[CopyReport]") -> list[Block]:
             size(report.bytes_skipped),
             f"{report.seconds:.2f}",
         ]
-        for report in reports
-    ]
-    return [Fields([("target", target.location)]), Table(columns, rows, _RIGHT)]
+        for report in story.reports
+    }
+    failed = [number for number, _ in story.failed]
+    others = (("FAILED", failed), ("retired", story.retired), ("not tried", story.not_tried))
+    for result, numbers in others:
+        rows |= {number: [str(number), result, *["-"] * 5] for number in numbers}
+    pairs = [("target", target.location)]
+    if options.every:
+        summary = (("copied", story.copied), ("was there", story.there), ("failed", failed))
+        pairs += [(name, _listed(numbers)) for name, numbers in summary]
+        pairs += [(name, _listed(numbers)) for name, numbers in others[1:] if numbers]
+    blocks: list[Block] = [Fields(pairs), Table(columns, [rows[n] for n in sorted(rows)], _RIGHT)]
+    if story.failed:
+        reasons = [[str(number), error.code, str(error)] for number, error in story.failed]
+        blocks += [Heading("Failed"), Table(["number", "code", "reason"], reasons, _RIGHT)]
+    return blocks
 
 
 PUSH = Command(

@@ -73,8 +73,11 @@ def seaweedfs() -> Iterator[S3Server]:
             *("-s3.port.iceberg=0", "-s3.port.lance=0", f"-s3.config={config}"),
             *(f"-{name}={port}" for name, port in ports.items()),
         ]
+        port = ports["s3.port"]
         with _process(command, folder, {}) as process:
-            yield _ready("seaweedfs", process, ports["s3.port"], folder)
+            yield _ready("seaweedfs", process, port, folder)
+        # It leaves its socket behind.
+        Path(tempfile.gettempdir(), f"seaweedfs-s3-{port}.sock").unlink(missing_ok=True)
 
 
 @contextlib.contextmanager

@@ -6,6 +6,7 @@
 
     with BackgroundPush(source, target) as push:   # while a run saves
         push.notify()
+    push.state().behind                            # what did not get there in `drain_s`
 
 What holds, also after a crash, is in spec/v1/14-copies.md.
 """

@@ -6,6 +6,7 @@ Holds at any time (spec/v1/14-copies.md):
   * a snapshot whose objects a copier relies on is the base of one of its leases.
 """
 
+import contextlib
 import secrets
 import socket
 import time
@@ -14,9 +15,12 @@ from snapfmt.errors import LeaseExpired, SnapfmtError
 from snapfmt.format import canonical, layout
 from snapfmt.repository import LEASE_SECONDS, Repository
 from snapfmt.storage.base import Store
+from snapfmt.transfer.parallel import run_for
 from snapfmt.writing.attempt import without_lease
 from snapfmt.writing.owner import current_owner, is_dead
 from snapfmt_schemas.attempt import Lease
+
+_CLOSE_S = 0.75
 
 
 class Claim:
@@ -32,8 +36,11 @@ class Claim:
         self.workspace = layout.copy_key(self.id)
         try:
             store.open_workspace(self.workspace, publishes=layout.manifest_key(number))
-        except BaseException:
+        except Exception:
             self.close()
+            raise
+        except BaseException:
+            hurriedly_close(self)
             raise
 
     def hold(self, base: int) -> None:
@@ -137,6 +144,16 @@ def _remove(store: Store, attempt_id: str) -> None:
     store.drop_workspace(layout.copy_key(attempt_id))
     store.drop_workspace(outer)
     store.delete(layout.lease_key(attempt_id))
+
+
+def hurriedly_close(claim: Claim) -> None:
+    """Give it back, unless that takes too long: then the next copy does, as after a crash."""
+
+    def close() -> None:
+        with contextlib.suppress(Exception):
+            claim.close()
+
+    run_for(_CLOSE_S, close)
 
 
 def quietly_close(claim: Claim) -> None:

@@ -2,7 +2,7 @@
 
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,9 +22,25 @@ from snapfmt.errors import (
 from snapfmt.format import canonical, compat, layout
 from snapfmt.repository import Repository
 from snapfmt.storage.base import Store
-from snapfmt.transfer.claim import Claim, foreign_objects, quietly_close, sweep
+from snapfmt.transfer.checks import (
+    check_call,
+    check_flag,
+    check_location,
+    check_pair,
+    check_repository,
+    check_whole,
+)
+from snapfmt.transfer.claim import (
+    Claim,
+    foreign_objects,
+    hurriedly_close,
+    quietly_close,
+    sweep,
+)
 from snapfmt.transfer.ground import Ground
 from snapfmt.transfer.moving import Mover, Progress, sizes
+from snapfmt.transfer.parallel import Stopped
+from snapfmt.transfer.sides import at
 from snapfmt_schemas.manifest import Manifest
 
 _ROUNDS = 20
@@ -56,17 +72,21 @@ def open_target(
     """The repository at a path or URL that takes copies of `source`'s; made if there is none.
 
     Raises:
+        InputError: If an argument is of the wrong type.
         RefusedError: If it is another run's.
         SnapfmtError: As `Repository.open`.
     """
-    target = Repository.open(
-        location,
-        create=True,
-        limits=source.limits,
-        repository_id=source.id,
-        storage_options=storage_options,
-    )
-    _check_pair(source, target)
+    check_repository(source, "source")
+    check_location(location)
+    with at("target"):
+        target = Repository.open(
+            location,
+            create=True,
+            limits=source.limits,
+            repository_id=source.id,
+            storage_options=storage_options,
+        )
+    check_pair(source, target)
     return target
 
 
@@ -79,14 +99,19 @@ def copy_snapshot(
     workers: int = 4,
     progress: Progress | None = None,
     ground: Ground | None = None,
+    check: Callable[[], None] | None = None,
 ) -> CopyReport:
     """Make a published snapshot of `source` a snapshot of `target`; the same one, byte for byte.
 
     What the target has with the right size is not sent again; with `deep`, what it has is hashed,
     and sent again where it differs, also of a snapshot that is there already. `ground` keeps what
-    was learned about the target from one copy to the next.
+    was learned about the target from one copy to the next. `check` is called several times a
+    second, in this thread: what it raises ends the copy.
+
+    An error of one of the two places says which in its hint: "at the source", "at the target".
 
     Raises:
+        InputError: If an argument is of the wrong type.
         NotPublished: If the source has it not, or not any more.
         CommitConflict: If the target has another snapshot of that number.
         SnapshotExists: If the target retired it; a number is used once.
@@ -97,14 +122,28 @@ def copy_snapshot(
         StorageError: If a storage failed; what was sent stays, and is not sent again.
     """
     began = time.monotonic()
-    if type(workers) is not int or workers < 1:
-        raise InputError("workers is a whole number of at least 1", what=repr(workers))
-    _check_pair(source, target)
+    check_repository(source, "source")
+    check_repository(target, "target")
+    check_whole(number, "number")
+    check_whole(workers, "workers", least=1)
+    check_flag(deep, "deep")
+    check_call(progress, "progress")
+    check_call(check, "check")
+    given: object = ground
+    if given is not None and (not isinstance(given, Ground) or given.target is not target):
+        raise InputError("ground is a Ground of this target", what=type(ground).__name__)
+    check_pair(source, target)
     try:
-        copy = _Copy(source, target, number, workers, progress, ground or Ground(target))
-        published = copy.run(deep=deep)
+        with at("source", source.location):
+            copy = _Copy(
+                source, target, number, workers, progress, ground or Ground(target), check or _go_on
+            )
+        with at("target", target.location):
+            published = copy.run(deep=deep)
     except MissingObject as error:
-        if source.store.size(layout.manifest_key(number)) is None:
+        with at("source", source.location):
+            manifest = source.store.size(layout.manifest_key(number))
+        if manifest is None:
             raise NotPublished(
                 "the snapshot was retired at the source while it was copied",
                 what=layout.snapshot_name(number),
@@ -124,17 +163,8 @@ def copy_snapshot(
     )
 
 
-def _check_pair(source: Repository, target: Repository) -> None:
-    if source.id != target.id:
-        raise RefusedError(
-            "the target is another repository: its snapshots are those of another run",
-            what=target.location,
-            hint=f"its id is {target.id}, the source's is {source.id}; choose an empty place",
-        )
-    if source.document.features != target.document.features:
-        raise RefusedError(
-            "the two repositories do not have the same features", what=target.location
-        )
+def _go_on() -> None:
+    """Nobody wants the copy to end."""
 
 
 class _Copy:
@@ -148,6 +178,7 @@ class _Copy:
         workers: int,
         progress: Progress | None,
         ground: Ground,
+        check: Callable[[], None],
     ) -> None:
         self._source = source
         self._target = target
@@ -155,6 +186,7 @@ class _Copy:
         self._workers = workers
         self._progress = progress
         self._ground = ground
+        self._check = check
         self.sent: set[str] = set()
         snapshot = source.snapshot(number)
         key = layout.manifest_key(number)
@@ -174,24 +206,36 @@ class _Copy:
         there = self._is_there()
         if there and not deep:
             return False
-        self.objects = sizes(
-            self._source.store, self._snapshot, self._source.limits, workers=self._workers
-        )
+        source = self._source
+        with at("source", source.location):
+            self.objects = sizes(
+                source.store,
+                self._snapshot,
+                source.limits,
+                workers=self._workers,
+                tick=self._check,
+            )
         target.store.prepare()
         sweep(target)
         claim = Claim(target.store, self._number)
+
+        def tick() -> None:
+            self._check()
+            claim.renew_if_due()
+
         try:
             mover = Mover(
-                self._source.store,
+                source.store,
                 target.store,
                 claim.workspace,
                 self.objects,
                 self._workers,
-                claim.renew_if_due,
+                tick,
                 self._progress,
                 self.sent,
             )
             self._complete(claim, mover, deep=deep)
+            self._check()
             published = not there and self._publish(claim)
             # Something may have been deleted since by who looked before the copy held it. From
             # now on the snapshot itself holds all of it.
@@ -199,8 +243,14 @@ class _Copy:
         except OutcomeUnknownError:
             # It may appear yet: what holds its objects stays until its time runs out.
             raise
-        except BaseException:
+        except Stopped:
+            hurriedly_close(claim)
+            raise
+        except Exception:
             quietly_close(claim)
+            raise
+        except BaseException:
+            hurriedly_close(claim)
             raise
         quietly_close(claim)
         return published

@@ -13,6 +13,7 @@ from snapfmt.limits import MIB, Limits
 from snapfmt.reading.snapshot import Snapshot
 from snapfmt.storage.base import Store
 from snapfmt.transfer.parallel import Bound, Stopped, run_all
+from snapfmt.transfer.sides import at
 from snapfmt.writing.retire import reached
 
 BLOCK = 8 * MIB
@@ -20,7 +21,9 @@ Progress = Callable[[int, str], None]
 """Called with the bytes that were just handled and what they belong to; never twice at once."""
 
 
-def sizes(store: Store, snapshot: Snapshot, limits: Limits, *, workers: int) -> dict[str, int]:
+def sizes(
+    store: Store, snapshot: Snapshot, limits: Limits, *, workers: int, tick: Callable[[], None]
+) -> dict[str, int]:
     """Every object that a snapshot reaches, and its size.
 
     Raises:
@@ -40,7 +43,7 @@ def sizes(store: Store, snapshot: Snapshot, limits: Limits, *, workers: int) -> 
         return key, size
 
     ends = sorted(reached(store, snapshot.manifest, limits).items())
-    return dict(run_all(look, ends, workers=workers, tick=lambda: None))
+    return dict(run_all(look, ends, workers=workers, tick=tick))
 
 
 @dataclass(slots=True)
@@ -101,20 +104,21 @@ class Mover:
                 for offset in range(0, size, BLOCK):
                     if stop.is_set():
                         raise Stopped
-                    block = self.source.get_range(key, offset, min(BLOCK, size - offset))
+                    with at("source", self.source.location):
+                        block = self.source.get_range(key, offset, min(BLOCK, size - offset))
                     running.update(block)
                     sink.write(block)
                     self._tell(len(block), key)
                 got = digest.TAG + running.hexdigest()
                 if got != layout.object_digest(key):
-                    raise CorruptObject(
-                        "the source's object differs from the digest in its name",
-                        what=key,
-                        expected=str(layout.object_digest(key)),
-                        got=got,
-                        hint=f"nothing was published; run `snapfmt verify` on "
-                        f"{self.source.location}",
-                    )
+                    with at("source", self.source.location):
+                        raise CorruptObject(
+                            "the source's object differs from the digest in its name",
+                            what=key,
+                            expected=str(layout.object_digest(key)),
+                            got=got,
+                            hint="nothing was published; run `snapfmt verify`",
+                        )
                 sink.finish(key)
             except BaseException:
                 _discard(sink.discard)

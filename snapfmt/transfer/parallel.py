@@ -1,10 +1,12 @@
 """Many small jobs in a few threads, with a bound on the bytes that they hold in memory."""
 
+import queue
 import threading
-from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TypeVar
+from typing import Final, TypeVar
 
 from snapfmt.limits import MIB
 
@@ -12,11 +14,15 @@ T = TypeVar("T")
 R = TypeVar("R")
 BYTES_IN_FLIGHT = 256 * MIB
 """Bytes of objects that are in memory at once; one that is larger goes alone."""
-_TICK_S = 5.0
+_TICK_S: Final = 0.25
+_PATIENCE_S: Final = 10.0
+"""After an error: for what is on its way."""
+_HURRY_S: Final = 0.5
+"""The same after an interrupt."""
 
 
 class Stopped(Exception):
-    """Another job failed; this one gives up."""
+    """Another job failed, or the copy was told to end; this one gives up."""
 
 
 class Bound:
@@ -51,19 +57,68 @@ def run_all(
 ) -> list[R]:
     """The results in order; `tick` is called now and then, in this thread.
 
-    The first error ends all of it: `work` looks at its event between steps, and raises `Stopped`.
+    The first error, also one of `tick`, ends all of it: `work` looks at its event between steps,
+    and raises `Stopped`. A job that does not end soon is left to itself: its thread is a daemon,
+    so that a request which is stuck keeps no process from its end.
     """
+    todo = deque(enumerate(items))
+    total = len(todo)
+    done: queue.SimpleQueue[tuple[int, R] | BaseException] = queue.SimpleQueue()
     stop = threading.Event()
-    pool = ThreadPoolExecutor(workers, thread_name_prefix="snapfmt-copy")
+
+    def serve() -> None:
+        while not stop.is_set():
+            try:
+                place, item = todo.popleft()
+            except IndexError:
+                return
+            try:
+                done.put((place, work(item, stop)))
+            except BaseException as error:  # noqa: BLE001 - raised again by who waits
+                done.put(error)
+                # After it, so that what others raise because of this comes later.
+                stop.set()
+
+    threads = [
+        threading.Thread(target=serve, name=f"snapfmt-copy-{number}", daemon=True)
+        for number in range(min(workers, total))
+    ]
+    found: dict[int, R] = {}
+    patience = _HURRY_S
     try:
-        jobs = [pool.submit(work, item, stop) for item in items]
-        pending = set(jobs)
-        while pending:
-            done, pending = wait(pending, timeout=_TICK_S, return_when=FIRST_COMPLETED)
-            for job in done:
-                job.result()
+        for thread in threads:
+            thread.start()
+        while len(found) < total:
+            try:
+                answer = done.get(timeout=_TICK_S)
+            except queue.Empty:
+                pass
+            else:
+                if isinstance(answer, BaseException):
+                    raise answer
+                found[answer[0]] = answer[1]
             tick()
-        return [job.result() for job in jobs]
+        return [found[place] for place in range(total)]
+    except Stopped:
+        raise
+    except Exception:
+        patience = _PATIENCE_S
+        raise
     finally:
         stop.set()
-        pool.shutdown(wait=True, cancel_futures=True)
+        _join(threads, patience)
+
+
+def run_for(seconds: float, work: Callable[[], None]) -> bool:
+    """Let a thread do it; returns whether it ended in time. `work` raises nothing."""
+    thread = threading.Thread(target=work, name="snapfmt-copy-end", daemon=True)
+    thread.start()
+    thread.join(seconds)
+    return not thread.is_alive()
+
+
+def _join(threads: Sequence[threading.Thread], seconds: float) -> None:
+    deadline = time.monotonic() + seconds
+    for thread in threads:
+        if thread.ident is not None:
+            thread.join(max(deadline - time.monotonic(), 0.0))

@@ -3,9 +3,11 @@
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -252,7 +254,7 @@ def test_a_second_tier_that_nobody_answers(source: Repository, tmp_path: Path) -
         finally:
             tried.set()
 
-    with BackgroundPush(source, open_it, first_pause_s=0.05) as push:
+    with BackgroundPush(source, open_it, first_pause_s=0.05, drain_s=0.5) as push:
         assert tried.wait(30)
         assert not push.wait(0.3)
         state = push.state()
@@ -262,3 +264,46 @@ def test_a_second_tier_that_nobody_answers(source: Repository, tmp_path: Path) -
         assert state.lag_seconds > 0
         save(source, value=3)
         source.keep_latest(1)
+    assert 3 in push.state().behind
+
+
+def test_what_is_saved_last_gets_there(
+    source: Repository, s3_server: S3Server, bucket_url: Callable[[], str]
+) -> None:
+    target = open_target(bucket_url(), source, storage_options=s3_server.options)
+    with BackgroundPush(source, target) as push:
+        save(source, value=3)
+        push.notify()
+    assert push.state().behind == ()
+    assert target.numbers() == [1, 2, 3]
+    assert_clean(target)
+
+
+def test_an_interrupt_while_a_server_is_silent(source: Repository) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+        process = subprocess.Popen(
+            [sys.executable, "-m", "snapfmt", "push", source.location, f"s3://{BUCKET}/run"],
+            env={
+                **os.environ,
+                "AWS_ENDPOINT_URL": f"http://127.0.0.1:{port}",
+                "AWS_ACCESS_KEY_ID": ACCESS_KEY,
+                "AWS_SECRET_ACCESS_KEY": SECRET_KEY,
+                "AWS_REGION": "us-east-1",
+            },
+            stderr=subprocess.PIPE,
+        )
+        try:
+            listener.settimeout(30)
+            near, _ = listener.accept()
+            with near:
+                assert near.recv(1)
+                began = time.monotonic()
+                process.send_signal(signal.SIGINT)
+                assert process.wait(20) == 130
+                assert time.monotonic() - began < 2.5
+                said = process.communicate()[1]
+        finally:
+            process.kill()
+            process.wait()
+    assert said == b"snapfmt: interrupted\n"

@@ -26,6 +26,7 @@ from snapfmt.errors import (
     NotPublished,
     OutcomeUnknownError,
     RefusedError,
+    SnapfmtError,
     SnapshotExists,
     StorageFull,
     StorageUnavailable,
@@ -39,7 +40,8 @@ from snapfmt.testing.samples import everything, save, save_on
 from snapfmt.testing.stores import CountingStore, FaultyStore, WrappedStore
 from snapfmt.transfer import copy_snapshot, open_target
 from snapfmt.transfer.claim import Claim
-from snapfmt.transfer.parallel import Bound, run_all
+from snapfmt.transfer.ground import Ground
+from snapfmt.transfer.parallel import Bound, Stopped, run_all
 
 NewStore = Callable[[], Store]
 
@@ -781,3 +783,150 @@ def test_progress_tells_every_byte(repository: Repository, place: Store) -> None
     report = copy_snapshot(repository, target, 1, progress=lambda count, _: told.append(count))
     assert sum(told) == report.bytes_sent + report.bytes_skipped
     assert report.objects_skipped == 3
+
+
+def test_an_error_begins_no_other_job() -> None:
+    begun: list[int] = []
+
+    def work(number: int, _: threading.Event) -> None:
+        begun.append(number)
+        raise ValueError(number)
+
+    with pytest.raises(ValueError, match="0"):
+        run_all(work, range(50), workers=1, tick=lambda: None)
+    assert begun == [0]
+
+
+def test_an_interrupt_does_not_wait_for_a_job_that_is_stuck() -> None:
+    release, stopped = threading.Event(), threading.Event()
+
+    def work(_: int, stop: threading.Event) -> None:
+        release.wait(60)
+        if stop.is_set():
+            stopped.set()
+
+    def interrupt() -> None:
+        raise KeyboardInterrupt
+
+    began = time.monotonic()
+    with pytest.raises(KeyboardInterrupt):
+        run_all(work, [1, 2], workers=2, tick=interrupt)
+    assert time.monotonic() - began < 2
+    mine = [item for item in threading.enumerate() if item.name.startswith("snapfmt-copy-")]
+    assert mine
+    assert all(item.daemon for item in mine)
+    release.set()
+    assert stopped.wait(10)
+
+
+@pytest.mark.parametrize("kind", [KeyboardInterrupt, Stopped, RuntimeError])
+def test_the_caller_ends_a_copy(
+    source: Repository, place: Store, kind: type[BaseException]
+) -> None:
+    target = open_target(place, source)
+    asked: list[int] = []
+
+    def check() -> None:
+        asked.append(1)
+        if len(target.leases()):
+            raise kind
+
+    with pytest.raises(kind):
+        copy_snapshot(source, target, 1, check=check)
+    assert asked
+    assert target.numbers() == []
+    assert place.names(layout.ATTEMPTS) == []
+    copy_snapshot(source, target, 1, check=lambda: None)
+    assert target.numbers() == [1]
+
+
+# Arguments, and which side an error is about
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"source": "run7"},
+        {"target": "s3://bucket/run7"},
+        {"number": "1"},
+        {"number": True},
+        {"number": None},
+        {"number": 1.0},
+        {"deep": 1},
+        {"workers": 0},
+        {"workers": 2.0},
+        {"progress": "bar"},
+        {"check": 5},
+        {"ground": "ground"},
+        {"ground": 0},
+    ],
+)
+def test_arguments_of_the_wrong_type(
+    source: Repository, place: Store, wrong: dict[str, Any]
+) -> None:
+    target = open_target(place, source)
+    with pytest.raises(InputError):
+        copy_snapshot(**{"source": source, "target": target, "number": 1, **wrong})
+    assert target.numbers() == []
+
+
+def test_ground_of_another_target(source: Repository, place: Store, tmp_path: Path) -> None:
+    ground = Ground(open_target(tmp_path / "other", source))
+    with pytest.raises(InputError, match="Ground of this target"):
+        copy_snapshot(source, open_target(place, source), 1, ground=ground)
+
+
+@pytest.mark.parametrize("location", [5, None, object()])
+def test_a_target_that_is_no_place(source: Repository, location: Any) -> None:
+    with pytest.raises(InputError, match="not a path, a URL or a store"):
+        open_target(location, source)
+    with pytest.raises(InputError, match="source is an open Repository"):
+        open_target("x", location)
+
+
+class Broken(WrappedStore):
+    """One of its calls fails."""
+
+    def __init__(self, inner: Store, call: str, error: Exception) -> None:
+        self.call = call
+        self.error = error
+        super().__init__(inner)
+
+    def __getattribute__(self, name: str) -> Any:
+        if name == object.__getattribute__(self, "call"):
+            raise object.__getattribute__(self, "error")
+        return object.__getattribute__(self, name)
+
+
+@pytest.mark.parametrize("call", ["get", "get_range", "size"])
+def test_an_error_of_the_source_says_so(source: Repository, place: Store, call: str) -> None:
+    target = open_target(place, source)
+    lost = Broken(source.store, call, StorageUnavailable("gone", what="x", hint="try again"))
+    opened = Repository(lost, source.document, limits=source.limits)
+    with pytest.raises(StorageUnavailable) as caught:
+        copy_snapshot(opened, target, 1)
+    assert caught.value.hint == f"try again; at the source {source.location}"
+    assert str(caught.value) == f"gone: 'x' ({caught.value.hint})"
+    assert isinstance(caught.value, OSError)
+    # What pickling does, without pickle.
+    rebuild, arguments = caught.value.__reduce__()[:2]
+    again = rebuild(*arguments)  # type: ignore[operator, misc]
+    assert (str(again), again.sent) == (str(caught.value), True)
+
+
+@pytest.mark.parametrize("call", ["get", "size", "walk", "sink", "prepare", "open_workspace"])
+def test_an_error_of_the_target_says_so(source: Repository, place: Store, call: str) -> None:
+    open_target(place, source)
+    faulty = Broken(place, call, StorageFull("no space", what=place.location))
+    target = Repository(faulty, Repository.open(place).document, limits=source.limits)
+    with pytest.raises(StorageFull) as caught:
+        copy_snapshot(source, target, 1)
+    # It is named already.
+    assert caught.value.hint == "at the target"
+
+
+def test_a_target_that_cannot_be_opened_says_so(source: Repository, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("x")
+    with pytest.raises(SnapfmtError) as caught:
+        open_target(tmp_path / "file", source)
+    assert caught.value.hint.endswith("at the target")

@@ -1,15 +1,24 @@
 """The second tier: what a run publishes reaches the other place, and no failure reaches the run."""
 
+import math
 import shutil
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from snapfmt import Repository
-from snapfmt.errors import InputError, RefusedError, StorageUnavailable, StoreNotFound
+from snapfmt.errors import (
+    InputError,
+    StorageUnavailable,
+    StoreNotFound,
+    UnsupportedFilesystem,
+)
 from snapfmt.format import layout
 from snapfmt.storage.base import Sink, Store
 from snapfmt.storage.memory import MemoryClient
@@ -69,7 +78,9 @@ def until(check: Callable[[], bool], within: float = 15.0) -> None:
 
 def fast(source: Repository, target: Repository | Callable[[], Repository]) -> BackgroundPush:
     """One whose pauses fit a test; it looks by itself only when it is told."""
-    return BackgroundPush(source, target, poll_s=60, first_pause_s=0.02, longest_pause_s=0.1)
+    return BackgroundPush(
+        source, target, poll_s=60, first_pause_s=0.02, longest_pause_s=0.1, drain_s=5
+    )
 
 
 def test_what_is_published_is_pushed(repository: Repository, target: Repository) -> None:
@@ -153,15 +164,16 @@ def test_pauses_grow(repository: Repository, gate: Gate) -> None:
     target = open_target(gate, repository)
     gate.error = StorageUnavailable("gone")
     save(repository)
-    push = BackgroundPush(repository, target, poll_s=0.001, first_pause_s=0.05, workers=1)
-    with push:
+    with BackgroundPush(
+        repository, target, poll_s=0.001, first_pause_s=0.05, workers=1, drain_s=0
+    ) as push:
         time.sleep(0.6)
         # 0.05, 0.1, 0.2, 0.4: with even pauses there would be a dozen.
         assert 2 <= push.state().failures <= 5
 
 
 def test_a_target_that_cannot_be_opened_yet(repository: Repository, target: Repository) -> None:
-    answers: list[Exception] = [StoreNotFound("no bucket"), RefusedError("no"), ValueError("odd")]
+    answers: list[Exception] = [StoreNotFound("no bucket"), ValueError("odd")]
 
     def open_it() -> Repository:
         if answers:
@@ -260,6 +272,232 @@ def test_one_that_never_began(repository: Repository, target: Repository) -> Non
     push = fast(repository, target)
     assert push.state() == PushState(False, None, (), (), (), 0, "", 0.0, 0)
     assert push.close()
-    for options in ({"poll_s": 0}, {"first_pause_s": -1}, {"workers": 0}):
-        with pytest.raises(InputError):
-            BackgroundPush(repository, target, **options)
+    assert not push.wait(0)
+
+
+# The end of a `with` block
+
+
+def test_a_clean_end_waits_for_what_was_saved(repository: Repository, target: Repository) -> None:
+    with BackgroundPush(repository, target) as push:
+        save(repository)
+        push.notify()
+    assert target.numbers() == [1]
+    assert (push.state().pushed, push.state().behind, push.state().running) == ((1,), (), False)
+
+
+def test_a_clean_end_waits_only_so_long(repository: Repository, gate: Gate) -> None:
+    target = open_target(gate, repository)
+    push = BackgroundPush(repository, target, drain_s=0.3)
+    with push:
+        save(repository)
+        began = time.monotonic()
+    assert 0.3 <= time.monotonic() - began < 5
+    assert (push.state().behind, push.state().running) == ((1,), False)
+
+
+def test_a_clean_end_does_not_sit_out_a_pause(repository: Repository, gate: Gate) -> None:
+    target = open_target(gate, repository)
+    gate.error = StorageUnavailable("gone")
+    save(repository)
+    with BackgroundPush(repository, target, first_pause_s=60) as push:
+        until(lambda: push.state().failures == 1)
+        gate.error = None
+        gate.open.set()
+        began = time.monotonic()
+    assert time.monotonic() - began < 20
+    assert target.numbers() == [1]
+
+
+@pytest.mark.parametrize("kind", [RuntimeError, KeyboardInterrupt])
+def test_an_end_by_an_error_does_not_wait(
+    repository: Repository, gate: Gate, kind: type[BaseException]
+) -> None:
+    target = open_target(gate, repository)
+    push = fast(repository, target)
+
+    def run() -> None:
+        with push:
+            save(repository)
+            push.notify()
+            assert gate.waiting.wait(20)
+            save(repository, value=2)
+            ended.append(time.monotonic())
+            raise kind
+
+    ended: list[float] = []
+    with pytest.raises(kind):
+        run()
+    (began,) = ended
+    assert time.monotonic() - began < 5
+    # Also the one that it had not seen yet.
+    assert push.state().behind == (2, 1)
+
+
+def test_an_interrupt_of_the_wait_ends_it(
+    repository: Repository, gate: Gate, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*_: object) -> bool:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(BackgroundPush, "wait", interrupted)
+    push = fast(repository, open_target(gate, repository))
+    save(repository)
+    with pytest.raises(KeyboardInterrupt), push:
+        assert gate.waiting.wait(20)
+    assert (push.state().running, push.state().behind) == (False, (1,))
+
+
+STUCK = """
+import sys, threading, time
+from snapfmt import Repository
+from snapfmt.storage.memory import MemoryClient
+from snapfmt.storage.objects import ObjectStore
+from snapfmt.testing.samples import save
+from snapfmt.testing.stores import WrappedStore
+from snapfmt.transfer import BackgroundPush, open_target
+
+entered = threading.Event()
+
+class Stuck(WrappedStore):
+    def sink(self, workspace, name):
+        entered.set()
+        threading.Event().wait()
+
+    def delete(self, key):
+        threading.Event().wait()
+
+source = Repository.create(sys.argv[1])
+save(source)
+push = BackgroundPush(source, open_target(Stuck(ObjectStore(MemoryClient())), source), drain_s=0.2)
+if sys.argv[2] == "with":
+    with push:
+        assert entered.wait(30)
+else:
+    push.start()
+    assert entered.wait(30)
+    if sys.argv[2] == "close":
+        began = time.monotonic()
+        push.close(0.1)
+        assert time.monotonic() - began < 2
+print(push.state().behind, flush=True)
+"""
+
+
+@pytest.mark.parametrize("how", ["with", "close", "left running"])
+def test_a_stuck_push_keeps_no_process(tmp_path: Path, how: str) -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-c", STUCK, str(tmp_path / "run"), how], stdout=subprocess.PIPE
+    )
+    try:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"(1,)\n"
+        # From here on, nothing is left but the end of the interpreter.
+        assert process.wait(5) == 0
+    finally:
+        process.kill()
+        process.communicate()
+
+
+# What cannot be mended
+
+
+def other_run(tmp_path: Path) -> Repository:
+    return Repository.create(tmp_path / "other")
+
+
+@pytest.mark.parametrize("opened", [True, False])
+def test_a_target_of_another_run_is_given_up(
+    repository: Repository, tmp_path: Path, opened: bool
+) -> None:
+    other = other_run(tmp_path)
+    tries: list[int] = []
+
+    def open_it() -> Repository:
+        tries.append(1)
+        return open_target(other.location, repository)
+
+    save(repository)
+    with fast(repository, other if opened else open_it) as push:
+        until(lambda: not push.state().running)
+        began = time.monotonic()
+        assert not push.wait(60)
+        save(repository, value=2)
+    assert time.monotonic() - began < 20
+    state = push.state()
+    assert state.given_up == state.last_error
+    assert state.given_up.startswith("Refused: the target is another repository")
+    assert (state.behind, state.pushed, state.failures) == ((2, 1), (), 1)
+    assert len(tries) == (not opened)
+    assert other.numbers() == []
+
+
+def test_a_target_of_another_run_is_told_before_the_first_save(
+    repository: Repository, tmp_path: Path
+) -> None:
+    with fast(repository, other_run(tmp_path)) as push:
+        until(lambda: bool(push.state().given_up))
+
+
+@pytest.mark.parametrize("answer", [None, InputError("not a URL of a bucket")])
+def test_an_input_error_is_given_up(repository: Repository, answer: InputError | None) -> None:
+    def open_it() -> Any:
+        if answer is not None:
+            raise answer
+
+    save(repository)
+    with fast(repository, open_it) as push:
+        until(lambda: not push.state().running)
+    assert push.state().given_up.startswith("Input: ")
+
+
+def test_an_input_error_of_one_copy_is_not_tried_again(repository: Repository, gate: Gate) -> None:
+    target = open_target(gate, repository)
+    gate.error = InputError("odd")
+    save(repository)
+    with fast(repository, target) as push:
+        assert push.wait(20)
+        assert push.state().skipped[0][1].startswith("Input: odd")
+        assert push.state().given_up == ""
+
+
+def test_a_place_that_cannot_publish_is_given_up(repository: Repository, gate: Gate) -> None:
+    target = open_target(gate, repository)
+    gate.error = UnsupportedFilesystem("no conditional writes")
+    save(repository)
+    with fast(repository, target) as push:
+        until(lambda: not push.state().running)
+    assert push.state().given_up.startswith("UnsupportedFilesystem: no conditional writes")
+    assert f"at the target {gate.location}" in push.state().given_up
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"poll_s": 0},
+        {"poll_s": math.nan},
+        {"poll_s": math.inf},
+        {"poll_s": "10"},
+        {"first_pause_s": -1},
+        {"first_pause_s": math.inf},
+        {"first_pause_s": True},
+        {"longest_pause_s": 0},
+        {"longest_pause_s": math.nan},
+        {"longest_pause_s": None},
+        {"longest_pause_s": 10**400},
+        {"drain_s": -0.1},
+        {"drain_s": math.inf},
+        {"workers": 0},
+        {"workers": True},
+        {"target": None},
+        {"target": "s3://bucket/run"},
+        {"source": "/nvme/run"},
+    ],
+)
+def test_what_does_not_fit(
+    repository: Repository, target: Repository, options: dict[str, Any]
+) -> None:
+    given = {"source": repository, "target": target, **options}
+    with pytest.raises(InputError):
+        BackgroundPush(**given)
+    BackgroundPush(repository, target, drain_s=0)
