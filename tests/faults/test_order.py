@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from snapfmt import Repository
-from snapfmt.storage import local
+from snapfmt.storage import local, local_sink
 from snapfmt.testing.crashes import Call, SystemCalls
 from snapfmt.testing.samples import save
 
@@ -103,8 +103,11 @@ def test_a_save_follows_the_order(tmp_path: Path, first: bool) -> None:
     check(record(tmp_path / "run", first=first))
 
 
-OMISSIONS: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
-    "no file is synced": lambda patch: patch.setattr(local, "fsync_file", lambda _: None),
+OMISSIONS: dict[str, Callable[[pytest.MonkeyPatch], object]] = {
+    "no file is synced": lambda patch: [
+        patch.setattr(module, "fsync_file", lambda _: None) for module in (local, local_sink)
+    ],
+    "no object is synced": lambda patch: patch.setattr(local_sink, "fsync_file", lambda _: None),
     "no folder is synced": lambda patch: patch.setattr(local, "fsync_directory", lambda _: None),
     "objects are not synced": lambda patch: patch.setattr(
         local.LocalStore, "sync", lambda self, keys: None

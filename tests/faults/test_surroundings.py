@@ -25,7 +25,7 @@ from snapfmt.errors import (
     UnsupportedFilesystem,
 )
 from snapfmt.format import layout
-from snapfmt.storage import local, posix
+from snapfmt.storage import local, local_sink, posix
 from snapfmt.testing.crashes import Call, SystemCalls
 from snapfmt.testing.samples import contents, everything, save
 
@@ -72,7 +72,8 @@ def test_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
                         raise OSError(errno.ENOSPC, "no space left on device")
                     posix.write_all(descriptor, data)
 
-                patch.setattr(local, "write_all", write_all)
+                for module in (local, local_sink):
+                    patch.setattr(module, "write_all", write_all)
             with pytest.raises(StorageFull, match="no space left"):
                 fill(repository)
         assert everything(repository) == before
@@ -98,7 +99,8 @@ def test_a_full_disk_by_injection(repository: Repository, monkeypatch: pytest.Mo
                 raise OSError(errno.ENOSPC, "no space left on device")
 
         with monkeypatch.context() as patch:
-            patch.setattr(local, "write_all", write_all)
+            for module in (local, local_sink):
+                patch.setattr(module, "write_all", write_all)
             with pytest.raises(StorageFull):
                 fill(repository)
         assert everything(repository) == before
