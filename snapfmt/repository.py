@@ -2,7 +2,6 @@
 
 import os
 import secrets
-import socket
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -27,7 +26,8 @@ from snapfmt.reading.verify import Progress, verify
 from snapfmt.storage.base import Store
 from snapfmt.storage.urls import open_store
 from snapfmt.writing.attempt import Attempt, reclaim, without_lease
-from snapfmt.writing.owner import current_owner, is_dead
+from snapfmt.writing.lease import new_lease
+from snapfmt.writing.owner import is_dead
 from snapfmt.writing.part import PartWriter, decode_ticket
 from snapfmt.writing.retire import Retirement
 from snapfmt_schemas.attempt import Lease, Ticket
@@ -241,15 +241,7 @@ class Repository:
         name = layout.snapshot_name(chosen)
         if layout.DOCUMENTS & set(self._store.names(f"{layout.SNAPSHOTS}/{name}")):
             raise SnapshotExists("the number is or was a snapshot's", what=name)
-        now = time.time_ns()
-        lease = Lease(
-            attempt_id=attempt_id or secrets.token_hex(16),
-            number=chosen,
-            base=base,
-            started_at_ns=now,
-            expires_at_ns=now + int(lease_seconds * 1e9),
-            owner=current_owner(socket.gethostname()),
-        )
+        lease = new_lease(chosen, base=base, seconds=lease_seconds, attempt_id=attempt_id)
         self._store.create(layout.lease_key(lease.attempt_id), canonical.encode(lease))
         self._store.open_workspace(
             layout.workspace_key(lease.attempt_id), publishes=layout.manifest_key(chosen)

@@ -42,7 +42,7 @@ def from_line(model: type[R], data: bytes) -> R:
         ValueError: If it is not JSON in UTF-8, repeats a key, or breaks the schema.
     """
     try:
-        value = json.loads(data.decode("utf-8"), object_pairs_hook=_unique)
+        value = json.loads(data.decode("utf-8"), object_pairs_hook=unique_pairs)
     except RecursionError as error:
         raise ValueError(f"{model.__name__} line is nested too deep") from error
     return from_value(model, value)
@@ -70,7 +70,12 @@ def _fields(value: Any) -> dict[str, Any]:
     return {name: getattr(value, name) for name in type(value).model_fields}
 
 
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def unique_pairs(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """The object of a JSON parser's pairs; a repeated key would hide a value from readers.
+
+    Raises:
+        ValueError: If a key repeats.
+    """
     result = dict(pairs)
     if len(result) != len(pairs):
         names = [name for name, _ in pairs]

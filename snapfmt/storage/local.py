@@ -165,7 +165,7 @@ class LocalStore:
         except OSError:
             return False
         try:
-            return os.pread(descriptor, size, 0) == CLOSED
+            return _says_closed(descriptor, key, size)
         finally:
             os.close(descriptor)
 
@@ -326,12 +326,15 @@ class LocalStore:
         except OSError as error:
             raise typed(error, key) from error
         try:
-            size = os.fstat(descriptor).st_size
-            if may_be_closed(key, size) and os.pread(descriptor, size, 0) == CLOSED:
+            if _says_closed(descriptor, key, os.fstat(descriptor).st_size):
                 raise MissingObject("not there", what=key)
             yield descriptor
         finally:
             os.close(descriptor)
+
+
+def _says_closed(descriptor: int, key: str, size: int) -> bool:
+    return may_be_closed(key, size) and os.pread(descriptor, size, 0) == CLOSED
 
 
 def _write_file(path: Path, pieces: Iterable[Buffer]) -> None:

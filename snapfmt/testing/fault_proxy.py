@@ -12,7 +12,7 @@ import struct
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Final, Literal
+from typing import Final, Literal, get_args
 from urllib.parse import urlsplit
 
 Way = Literal[
@@ -26,17 +26,7 @@ Way = Literal[
     "delayed past the timeout",
     "sent twice",
 ]
-WAYS: Final[tuple[Way, ...]] = (
-    "reset before it is sent",
-    "cut in the request",
-    "applied and the reply dropped",
-    "cut in the reply",
-    "500",
-    "503",
-    "409",
-    "delayed past the timeout",
-    "sent twice",
-)
+WAYS: Final[tuple[Way, ...]] = get_args(Way)
 _ANSWERS: Final = {
     "500": ("500 Internal Server Error", "InternalError"),
     "503": ("503 Slow Down", "SlowDown"),

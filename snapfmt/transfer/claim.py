@@ -7,8 +7,6 @@ Holds at any time (spec/v1/14-copies.md):
 """
 
 import contextlib
-import secrets
-import socket
 import time
 
 from snapfmt.errors import LeaseExpired, SnapfmtError
@@ -17,7 +15,8 @@ from snapfmt.repository import LEASE_SECONDS, Repository
 from snapfmt.storage.base import Store
 from snapfmt.transfer.parallel import run_for
 from snapfmt.writing.attempt import without_lease
-from snapfmt.writing.owner import current_owner, is_dead
+from snapfmt.writing.lease import new_lease, renewed
+from snapfmt.writing.owner import is_dead
 from snapfmt_schemas.attempt import Lease
 
 _CLOSE_S = 0.75
@@ -49,15 +48,7 @@ class Claim:
             self._lease(base)
 
     def _lease(self, base: int | None) -> str:
-        now = time.time_ns()
-        lease = Lease(
-            attempt_id=secrets.token_hex(16),
-            number=self._number,
-            base=base,
-            started_at_ns=now,
-            expires_at_ns=now + int(self._seconds * 1e9),
-            owner=current_owner(socket.gethostname()),
-        )
+        lease = new_lease(self._number, base=base, seconds=self._seconds)
         self._store.create(layout.lease_key(lease.attempt_id), canonical.encode(lease))
         self._leases[lease.attempt_id] = lease
         return lease.attempt_id
@@ -73,12 +64,7 @@ class Claim:
             if lease.expires_at_ns - now > self._seconds * 1e9 / 2:
                 continue
             self._check(attempt_id)
-            later = lease.model_copy(
-                update={
-                    "expires_at_ns": now + int(self._seconds * 1e9),
-                    "generation": lease.generation + 1,
-                }
-            )
+            later = renewed(lease, self._seconds)
             self._store.replace(layout.lease_key(attempt_id), canonical.encode(later))
             self._leases[attempt_id] = later
 

@@ -8,12 +8,7 @@ looked at through the documents under snapshots/: a retirement cannot go without
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from snapfmt.errors import (
-    NotPublished,
-    RefusedError,
-    SnapfmtError,
-    StorageError,
-)
+from snapfmt.errors import RefusedError, SnapfmtError, StorageError
 from snapfmt.format import compat, layout
 from snapfmt.reading.snapshot import Snapshot
 from snapfmt.repository import Repository
@@ -58,11 +53,9 @@ class Ground:
                 found = reached(target.store, manifest, target.limits)
             except StorageError:
                 raise
-            except NotPublished:
-                # Retired just now: the state says so at the next look.
-                return frozenset()
             except SnapfmtError:
-                # Nothing is retired beside it, and nobody can build on it.
+                # Retired just now, which the state says at the next look; or damaged, and then
+                # nothing is retired beside it, and nobody can build on it.
                 return frozenset()
             self._known[number] = frozenset(found)
         return self._known[number]

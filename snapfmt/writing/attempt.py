@@ -34,6 +34,7 @@ from snapfmt.format import canonical, compat, digest, layout
 from snapfmt.format.reach import check_counts, extents
 from snapfmt.limits import DEFAULT_LIMITS, Limits
 from snapfmt.storage.base import Store
+from snapfmt.writing.lease import renewed
 from snapfmt.writing.part import PartWriter
 from snapfmt_schemas import redaction
 from snapfmt_schemas.attempt import Lease, Receipt, Ticket
@@ -108,12 +109,7 @@ class Attempt:
         """
         self._check_open()
         self._check_lease()
-        self._lease = self._lease.model_copy(
-            update={
-                "expires_at_ns": time.time_ns() + int(seconds * 1e9),
-                "generation": self._lease.generation + 1,
-            }
-        )
+        self._lease = renewed(self._lease, seconds)
         self._store.replace(layout.lease_key(self.id), canonical.encode(self._lease))
 
     def publish(

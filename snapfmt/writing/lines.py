@@ -3,7 +3,6 @@
 import json
 from dataclasses import dataclass
 from math import isinf
-from typing import Any
 
 from snapfmt.errors import InvalidRecord
 from snapfmt.format.columns import is_utf8
@@ -22,6 +21,8 @@ class PreparedLine:
     """The JSON object, without a newline."""
     key: str
     """Finds the record within its file."""
+    hidden: tuple[str, ...] = ()
+    """Paths of what redaction replaced."""
 
 
 def prepare(
@@ -37,7 +38,9 @@ def prepare(
     """
     try:
         value = (
-            json.loads(item.decode("utf-8"), object_pairs_hook=_unique, parse_float=_exact_float)
+            json.loads(
+                item.decode("utf-8"), object_pairs_hook=lines.unique_pairs, parse_float=_exact_float
+            )
             if isinstance(item, bytes)
             else lines.to_value(item)
         )
@@ -53,15 +56,7 @@ def prepare(
         value, hidden = redaction.redact(value)
     if isinstance(item, bytes) and not hidden:
         return PreparedLine(item, name)
-    return PreparedLine(json.dumps(value).encode("ascii"), name)
-
-
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """A repeated key would hide a value from readers, and from redaction."""
-    result = dict(pairs)
-    if len(result) != len(pairs):
-        raise ValueError("an object repeats a key")
-    return result
+    return PreparedLine(json.dumps(value).encode("ascii"), name, hidden)
 
 
 def _exact_float(text: str) -> float:

@@ -158,9 +158,6 @@ class Retirement:
     def _leaving(self) -> dict[int, _Leaving]:
         found: dict[int, _Leaving] = {}
         for number in self._numbers(layout.RETIRING):
-            if self._is_there(number):
-                # Still published: where a name cannot be moved, the copy is made first.
-                continue
             try:
                 manifest = self._manifest(number, layout.RETIRING)
             except StorageError:
@@ -274,14 +271,18 @@ class Retirement:
         return found
 
     def _numbers(self, document: str) -> list[int]:
-        """Numbers of the folders that hold this document, or something of its name."""
+        """Numbers of the folders that hold this document, or something of its name.
+
+        One that holds a manifest is published, whatever lies beside it: where a name cannot be
+        moved, a retirement makes the copy first.
+        """
         found = []
         for name in self._store.names(layout.SNAPSHOTS):
             number = layout.snapshot_number(name)
             if number is None or number in self._gone:
                 continue
             names = self._store.names(_folder(number))
-            if document in names:
+            if document in names and (document == layout.MANIFEST or layout.MANIFEST not in names):
                 found.append(number)
             elif names == [layout.RETIRED]:
                 # It stays so for ever, and a long run leaves thousands of them.

@@ -4,18 +4,16 @@ Redaction goes by names. What it takes out of a state may be a credential or a p
 the state is not whole any more, so a restore must not go on from it.
 """
 
-import json
 from collections.abc import Iterator, Sequence
 from typing import Final, Literal
 
 from snapfmt import PartWriter
-from snapfmt.errors import FormatError, InvalidRecord
+from snapfmt.errors import FormatError
 from snapfmt.reading.snapshot import Part
+from snapfmt.writing.lines import PreparedLine, prepare
 from snapfmt_schemas.agent import AgentBoundaryRecord
 from snapfmt_schemas.identity import capture_key
-from snapfmt_schemas.lines import to_value
 from snapfmt_schemas.redacted import RedactedRun
-from snapfmt_schemas.redaction import redact
 from snapfmt_schemas.resources import ResourceSnapshot
 
 REDACTED: Final = "redacted.jsonl"
@@ -40,7 +38,7 @@ def write(part: PartWriter, path: str, records: Sequence[Saved], secrets: Secret
     if secrets == "keep":
         part.records(path, records, key="rollout_id", redact=False)
     else:
-        part.records(path, _redacted(records, found), key="rollout_id", redact=False)
+        part.records(path, _redacted(records, found))
     part.records(REDACTED, found, key="capture_key", redact=False)
     return len(found)
 
@@ -71,17 +69,14 @@ def listed_runs(part: Part) -> tuple[RedactedRun, ...]:
     return tuple(part.records(REDACTED, RedactedRun))
 
 
-def _redacted(records: Sequence[Saved], found: list[RedactedRun]) -> Iterator[bytes]:
-    """The lines to store, in the form of `to_line`; notes the runs that are not whole."""
+def _redacted(records: Sequence[Saved], found: list[RedactedRun]) -> Iterator[PreparedLine]:
+    """The lines to store; notes the runs that are not whole."""
     for record in records:
         key = capture_key(record.rollout_id, record.attempt_index)
-        try:
-            value, hidden = redact(to_value(record))
-        except (ValueError, RecursionError) as error:
-            raise InvalidRecord(f"the state cannot be stored: {error}", what=key) from error
-        if lost := tuple(place for place in hidden if not _is_cookie(place)):
+        line = prepare(record, "rollout_id", what=key)
+        if lost := tuple(place for place in line.hidden if not _is_cookie(place)):
             found.append(RedactedRun.of(key, lost))
-        yield json.dumps(value).encode("ascii")
+        yield line
 
 
 def _is_cookie(place: str) -> bool:
