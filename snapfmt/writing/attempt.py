@@ -34,6 +34,7 @@ from snapfmt.format import canonical, compat, digest, layout
 from snapfmt.format.reach import check_counts, extents
 from snapfmt.limits import DEFAULT_LIMITS, Limits
 from snapfmt.storage.base import Store
+from snapfmt.writing.base import check_reach, snapshot_of
 from snapfmt.writing.part import PartWriter
 from snapfmt_schemas import redaction
 from snapfmt_schemas.attempt import Lease, Receipt, Ticket
@@ -256,12 +257,14 @@ class Attempt:
         names = [receipt.part.casefold() for receipt in receipts]
         if len(set(names)) != len(names):
             raise InputError("a part comes twice", what=", ".join(sorted(names)))
+        packs: set[str] = set()
         for receipt in receipts:
             if receipt.attempt_id != self.id:
                 raise InputError("the receipt belongs to another attempt", what=receipt.part)
             index = self._index(receipt)
             if index.part != receipt.part or index.attempt_id != self.id:
                 raise InputError(f"the receipt points at part {index.part!r}", what=receipt.part)
+            packs |= extents(index).keys()
             for pack, end in extents(index).items():
                 size = self._store.size(layout.object_key(pack))
                 if size is None or size < end:
@@ -270,6 +273,14 @@ class Attempt:
                         what=pack,
                         hint="the part's writer lost it; begin a new attempt",
                     )
+        if self._base is not None and packs:
+            base = snapshot_of(
+                self._store,
+                self._base.number,
+                repository_id=self._repository_id,
+                limits=self._limits,
+            )
+            check_reach(base, self._store, self.id, packs)
 
     def _index(self, receipt: Receipt) -> PartIndex:
         key = layout.object_key(receipt.index_digest)
