@@ -60,6 +60,8 @@ class Attempt:
     ) -> None:
         self.id = lease.attempt_id
         self.number = lease.number
+        self.base = lease.base
+        """Number of the snapshot that the parts may go on with."""
         self._store = store
         self._lease = lease
         self._repository_id = repository_id
