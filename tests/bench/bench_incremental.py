@@ -22,6 +22,9 @@ from workloads import IdSource
 from snapfmt import Repository
 
 BATCH = 256
+SHARES = (0.1, 0.01, 0.0)
+Costs = tuple[float, int, float]
+"""Of a save: seconds, bytes, seconds of processor time."""
 
 
 def rows(source: IdSource, numbers: Any, tokens: int) -> dict[str, list[Any]]:
@@ -43,9 +46,9 @@ def rows(source: IdSource, numbers: Any, tokens: int) -> dict[str, list[Any]]:
 
 def save(
     repository: Repository, base: int | None, keys: list[str], values: Any, gone: Any
-) -> tuple[float, int]:
-    """One save; seconds and bytes. `gone` is a mask over the base's rows, segment after segment."""
-    started = time.perf_counter()
+) -> Costs:
+    """One save; `gone` is a mask over the base's rows, segment after segment."""
+    started, busy = time.perf_counter(), time.process_time()
     with repository.begin(base=base) as attempt:
         part = attempt.part("p")
         with part.table("t") as table:
@@ -58,33 +61,38 @@ def save(
                 table.append(keys[some], {name: item[some] for name, item in values.items()})
         receipt = part.seal()
         attempt.publish([receipt])
-    return time.perf_counter() - started, receipt.stored_bytes
+    seconds = time.perf_counter() - started
+    return seconds, receipt.stored_bytes, time.process_time() - busy
 
 
 def one_round(root: Path, source: IdSource, count: int, tokens: int) -> dict[str, float]:
-    """Ratios of one round."""
+    """Ratios of one round: a first save, and others on it."""
     everything = rows(source, np.arange(count), tokens)
     keys = [f"row {number}" for number in range(count)]
-    found: dict[str, float] = {}
-    for share in (0.1, 0.01, 0.0):
+    repository = Repository.create(root / "core")
+    first = save(repository, None, keys, everything, None)
+    found = {"first save s": first[0], "first save MB": first[1] / 1e6}
+    for share in SHARES:
+        changed = int(count * share)
+        new = rows(source, np.arange(count, count + changed), tokens)
+        names = [f"row {count + number}" for number in range(changed)]
         for order in ("fifo", "scattered"):
-            repository = Repository.create(root / f"{order}-{share}")
-            first = save(repository, None, keys, everything, None)
-            changed = int(count * share)
             gone = np.zeros(count, np.bool_)
             if order == "fifo":
                 gone[:changed] = True
             else:
                 gone[np.random.default_rng(1).choice(count, changed, replace=False)] = True
-            new = rows(source, np.arange(count, count + changed), tokens)
-            second = save(
-                repository, 1, [f"row {count + number}" for number in range(changed)], new, gone
-            )
-            found[f"{order} {share:.0%} time"] = second[0] / first[0]
-            found[f"{order} {share:.0%} bytes"] = second[1] / first[1]
-            found["first save s"], found["first save MB"] = first[0], first[1] / 1e6
-            shutil.rmtree(root / f"{order}-{share}")
+            found |= ratios(f"{order} {share:.0%}", save(repository, 1, names, new, gone), first)
+    shutil.rmtree(root / "core")
     return found
+
+
+def ratios(name: str, second: Costs, first: Costs) -> dict[str, float]:
+    """Time, processor time and bytes of a save as shares of the first one's."""
+    return {
+        f"{name} {what}": later / before
+        for what, later, before in zip(("time", "bytes", "cpu"), second, first, strict=True)
+    }
 
 
 def unit_round(root: Path, source: IdSource, count: int, tokens: int) -> dict[str, float]:
@@ -108,8 +116,8 @@ def unit_round(root: Path, source: IdSource, count: int, tokens: int) -> dict[st
             some = numbers[start : start + BATCH]
             actor.storage_data.put_data(rows(source, np.array(some), tokens), some)
 
-    def one(base: int | None) -> tuple[float, int]:
-        started = time.perf_counter()
+    def one(base: int | None) -> Costs:
+        started, busy = time.perf_counter(), time.process_time()
         unit.take_cut(actor, str(base), 5.0, 600.0)
         indexes = np.array(sorted(actor.storage_data._active_keys), np.int64)
         fields = tuple(actor.storage_data.field_data)
@@ -124,21 +132,19 @@ def unit_round(root: Path, source: IdSource, count: int, tokens: int) -> dict[st
             attempt.publish([receipt])
         seconds = time.perf_counter() - started
         drop(actor, str(base))
-        return seconds, receipt.stored_bytes
+        return seconds, receipt.stored_bytes, time.process_time() - busy
 
     put(list(range(count)))
     first = one(None)
-    found = {}
+    found: dict[str, float] = {}
     top = count
-    for share in (0.1, 0.01, 0.0):
+    for share in SHARES:
         changed = int(count * share)
         alive = sorted(actor.storage_data._active_keys)
         actor.storage_data.clear(alive[:changed])
         put(list(range(top, top + changed)))
         top += changed
-        second = one(repository.numbers()[-1])
-        found[f"unit {share:.0%} time"] = second[0] / first[0]
-        found[f"unit {share:.0%} bytes"] = second[1] / first[1]
+        found |= ratios(f"unit {share:.0%}", one(repository.numbers()[-1]), first)
     shutil.rmtree(root / "unit")
     return found
 

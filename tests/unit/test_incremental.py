@@ -20,6 +20,8 @@ from snapfmt.errors import (
 )
 from snapfmt.format import layout
 from snapfmt.reading.snapshot import Snapshot
+from snapfmt.storage.memory import MemoryClient
+from snapfmt.storage.objects import ObjectStore
 from snapfmt.testing.samples import contents
 from snapfmt.testing.stores import WrappedStore
 from snapfmt.transfer import copy_snapshot, open_target
@@ -457,3 +459,37 @@ def test_widths_of_carried_columns_are_kept(repository: Repository) -> None:
         item.document.columns[0].physical for item in repository.snapshot().table("t").segments()
     ]
     assert physicals == ["int64", "int64"]
+
+
+class Requests(MemoryClient):
+    """A bucket that counts what is read of its objects."""
+
+    ranges = 0
+
+    def get(self, key: str, offset: int, size: int) -> bytes:
+        self.ranges += 1
+        return super().get(key, offset, size)
+
+
+def test_a_bucket_reads_keys_and_rewritten_rows_in_few_requests() -> None:
+    client = Requests()
+    repository = Repository.open(ObjectStore(client), create=True)
+    save(repository, lambda table: append(table, range(ROWS)))
+    for number in range(1, 2 * carry.TIER_FACTOR):
+
+        def fill(table: TableWriter, number: int = number) -> None:
+            client.ranges = 0
+            table.carry_all([f"k{number}"])
+            append(table, [number], version=1)
+            table.close()
+            assert client.ranges <= 4 + 3 * carry.TIER_FACTOR
+
+        save(repository, fill, base=number)
+        if number > 1:
+            repository.retire(number - 1)
+    wanted = dict.fromkeys(range(1, 2 * carry.TIER_FACTOR), 1)
+    found = rows(repository.snapshot())
+    assert len(found) == ROWS
+    for number in range(ROWS):
+        assert found[f"k{number}"]["text"] == f"row {number} {wanted.get(number, 0)}"
+    assert not repository.verify().damage
