@@ -108,11 +108,19 @@ class SegmentReader:
             limits=self._source.limits,
         )
 
+    @property
+    def keys_are_known(self) -> bool:
+        """Whether the keys were read already."""
+        return "key_column" in self.__dict__
+
+    def key_places(self) -> list[Location]:
+        """Where keys and live rows lie, for `Source.gather`."""
+        document = self._document
+        return [document.keys] if document.live is None else [document.keys, document.live]
+
     def index_places(self) -> list[Location]:
         """Where keys, batch index and live rows lie, for `Source.gather`."""
-        document = self._document
-        places = [document.keys, document.batches]
-        return places if document.live is None else [*places, document.live]
+        return [self._document.batches, *self.key_places()]
 
     def span(self, start: int, stop: int) -> tuple[Location, int, int]:
         """The bytes of all batches that hold live rows start to stop, for `Source.ahead`."""

@@ -33,6 +33,7 @@ from snapfmt.errors import (
 from snapfmt.format import canonical, compat, digest, layout
 from snapfmt.format.reach import check_counts, extents
 from snapfmt.limits import DEFAULT_LIMITS, Limits
+from snapfmt.reading.snapshot import Snapshot
 from snapfmt.storage.base import Store
 from snapfmt.writing.base import check_reach, snapshot_of
 from snapfmt.writing.part import PartWriter
@@ -275,14 +276,12 @@ class Attempt:
                         what=pack,
                         hint="the part's writer lost it; begin a new attempt",
                     )
-        if self._base is not None and packs:
-            base = snapshot_of(
-                self._store,
-                self._base.number,
-                repository_id=self._repository_id,
-                limits=self._limits,
-            )
-            check_reach(base, self._store, self.id, packs)
+        if self._base is not None:
+            check_reach(self._store, self.id, packs, self._open_base)
+
+    def _open_base(self) -> Snapshot:
+        number, owner = (self.base or 0), self._repository_id
+        return snapshot_of(self._store, number, repository_id=owner, limits=self._limits)
 
     def _index(self, receipt: Receipt) -> PartIndex:
         key = layout.object_key(receipt.index_digest)

@@ -1,6 +1,6 @@
 """The base of an attempt: what a part may go on with (spec/v1/07-writing.md, W-13)."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from snapfmt.errors import FormatError, InputError, LeaseExpired, MissingObject, NotPublished
 from snapfmt.format import canonical, compat, layout, pack
@@ -74,21 +74,30 @@ def segments_of(base: Snapshot | None, part: str, table: str) -> list[SegmentRea
     return [] if found is None else found.segments(table)
 
 
-def check_reach(base: Snapshot, store: Store, attempt_id: str, packs: Iterable[str]) -> None:
-    """Refuse packs that neither the base reaches nor the attempt wrote.
+def check_reach(
+    store: Store, attempt_id: str, packs: Iterable[str], base: Callable[[], Snapshot]
+) -> None:
+    """Refuse packs that neither the attempt wrote nor its base reaches.
 
-    Nothing would hold them: a retirement could remove them while the save runs.
+    Nothing would hold them: a retirement could remove them while the save runs. The base is
+    looked at only where a pack is not the attempt's own.
 
     Raises:
         InputError: Naming the pack.
     """
-    reached = {name for part in base.parts() for name in extents(part.index)}
-    for name in sorted(set(packs) - reached):
+    foreign = []
+    for name in sorted(packs):
         key = layout.object_key(name)
-        header = store.get_range(key, 0, pack.HEADER_SIZE)
-        if pack.check_header(header, what=key) != attempt_id:
+        if pack.check_header(store.get_range(key, 0, pack.HEADER_SIZE), what=key) != attempt_id:
+            foreign.append(name)
+    if not foreign:
+        return
+    known = base()
+    reached = {name for part in known.parts() for name in extents(part.index)}
+    for name in foreign:
+        if name not in reached:
             raise InputError(
                 "a part reaches a pack that neither the attempt wrote nor its base reaches",
                 what=name,
-                hint=f"carry only what {base.name} holds",
+                hint=f"carry only what {known.name} holds",
             )

@@ -167,6 +167,11 @@ class Carrier:
         )
 
 
+def gather_rows(items: Iterable[Carried]) -> None:
+    """Fetch what says where the rows of these segments lie, in few requests."""
+    _gather((item.segment for item in items), to_read=True)
+
+
 def _too_many(group: Sequence[Carried]) -> list[Carried]:
     """Segments of equal types that are to become one: whole size classes that are full."""
     tiers: dict[int, list[Carried]] = {}
@@ -197,16 +202,14 @@ def _types(item: Carried) -> tuple[Any, ...]:
     )
 
 
-def _gather(segments: Iterable[SegmentReader]) -> None:
-    """Fetch keys and live rows at once."""
+def _gather(segments: Iterable[SegmentReader], *, to_read: bool = False) -> None:
+    """Fetch keys and live rows at once, where they are not known; `to_read`: batch indexes too."""
     items = list(segments)
-    if items:
-        items[0].source.gather(
-            place
-            for item in items
-            for place in (item.document.keys, item.document.live)
-            if place is not None
-        )
+    places = [place for item in items if not item.keys_are_known for place in item.key_places()]
+    if to_read:
+        places += [item.document.batches for item in items]
+    if places:
+        items[0].source.gather(places)
 
 
 def _count(chosen: Positions | slice) -> int:

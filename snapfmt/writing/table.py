@@ -20,7 +20,7 @@ from snapfmt.format.columns import WHOLE, concat
 from snapfmt.format.digest import digest_of
 from snapfmt.limits import DEFAULT_LIMITS, MIB
 from snapfmt.reading.segment import SegmentReader
-from snapfmt.writing.carry import Carried, Carrier
+from snapfmt.writing.carry import Carried, Carrier, gather_rows
 from snapfmt.writing.pack import Extent, PackWriter
 from snapfmt.writing.rows import Converter, RowConverter, Rows, Types, Values
 from snapfmt.writing.sealed import Closed, Placed, Sealed, carried_document, written_document
@@ -224,6 +224,7 @@ class TableWriter:
         stay, rewrite = self._carrier.plan()
         for item in stay:
             segment.keep_floors(item.segment.document.columns, self._floors)
+        gather_rows(rewrite)
         for item in rewrite:
             self._rewrite(item)
         self._carried = [(item, None, "") for item in stay]

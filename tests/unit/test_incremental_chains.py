@@ -153,9 +153,15 @@ def test_segments_of_other_types_are_not_joined() -> None:
 
 
 def test_what_stays_counts_and_not_what_is_dead() -> None:
-    segments: list[Any] = [_Segment(3 * SMALL // 2) for _ in range(FACTOR)]
+    half = FACTOR // 2
+    segments: list[Any] = [_Segment(SMALL - 1)] * half + [_Segment(3 * SMALL // 2)] * half
     carrier = Carrier("t", segments)
     for number in range(FACTOR):
         item = carrier.take(number, range(60))
         assert isinstance(item, Carried)
+        assert item.live_bytes < SMALL
     assert len(carrier.plan()[1]) == FACTOR
+    whole = Carrier("t", segments)
+    for number in range(FACTOR):
+        whole.take(number)
+    assert whole.plan()[1] == []

@@ -1,6 +1,7 @@
 """A storage unit writes what changed since its last published save, and nothing that did not."""
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,7 @@ from snapfmt.adapters.transfer_queue import remember, unit, unit_rows
 from snapfmt.adapters.transfer_queue.jobs import drop, holding_of
 from snapfmt.adapters.transfer_queue.state import UnitPlan
 from snapfmt.errors import NotPublished
-from snapfmt.format import canonical
+from snapfmt.format import canonical, layout
 from snapfmt.reading.table import TableReader
 from snapfmt.writing import carry
 
@@ -389,3 +390,29 @@ def test_a_changed_row_under_the_hold_is_marked_for_the_next_save(queue: Queue) 
     gate.release("x")
     waiting.join()
     assert memory.changed == {3, 4}
+
+
+@pytest.mark.parametrize("what", ["keys", "values", "pack", "index"])
+def test_a_damaged_base_costs_a_full_save_and_no_more(queue: Queue, what: str) -> None:
+    root = Path(queue.repository.location)
+    part = queue.repository.snapshot().part("unit")
+    document = part.segments("rows/train")[0].document
+    place = document.keys if what == "keys" else document.data
+    queue.unit.clear(list(range(60)))
+    queue.unit.put([500], ids=tensors([500]))
+    if what == "index":
+        (root / layout.object_key(part.receipt.index_digest)).unlink()
+    elif what == "pack":
+        (root / layout.object_key(place.pack)).unlink()
+    else:
+        path = root / layout.object_key(place.pack)
+        path.chmod(0o600)
+        data = bytearray(path.read_bytes())
+        for at in range(place.offset + 64, place.offset + place.size):
+            data[at] ^= 255
+        path.write_bytes(data)
+    assert queue.save(base=1).carried == 0
+    table = Repository.open(queue.repository.location).snapshot(2).table("rows/train")
+    assert stored(table) == held(queue.unit)
+    assert queue.repository.verify(2).ok
+    assert [number for _, number, _ in unit.remembered(queue.unit)] == [2]

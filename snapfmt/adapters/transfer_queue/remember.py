@@ -118,6 +118,11 @@ class Tracker:
         with self._lock:
             self._pending = [item for item in self._pending if item is not memory]
 
+    def forget(self, memory: Memory) -> None:
+        """Nothing is to be built on this save any more."""
+        with self._lock:
+            self._written = [item for item in self._written if item is not memory]
+
     def find(self, base: Snapshot | None) -> tuple[Memory, set[int]] | None:
         """What is remembered of the save that published this snapshot, and what changed since."""
         if base is None:

@@ -13,9 +13,10 @@ from snapfmt.adapters.transfer_queue import names
 from snapfmt.adapters.transfer_queue.pins import SpilledValues
 from snapfmt.adapters.transfer_queue.remember import Memory, SegmentRows, Tracker, versions_of
 from snapfmt.adapters.transfer_queue.state import Counts, Indexes, UnitPlan
-from snapfmt.errors import CutInconsistent
+from snapfmt.errors import CorruptError, CutInconsistent, MissingObject
 
 if TYPE_CHECKING:
+    from snapfmt.writing.part import PartWriter
     from snapfmt.writing.table import TableWriter
 
 _CHUNK_ROWS = 2048
@@ -45,32 +46,57 @@ class Written:
 def write_rows(
     cut: UnitCut, ticket: str, plans: list[UnitPlan], check: Callable[[], None], *, full: bool
 ) -> Written:
-    """Write and seal the unit's part."""
+    """Write and seal the unit's part; on what is remembered of the attempt's base unless `full`.
+
+    A base that turns out damaged is not built on, and forgotten.
+    """
     from snapfmt.repository import Repository
+
+    with Repository.join(ticket) as part:
+        found = None if full else cut.tracker.find(part.base)
+        if found is not None:
+            try:
+                return _write(cut, part, ticket, plans, check, *found)
+            except (CorruptError, MissingObject):
+                check()
+                cut.tracker.forget(found[0])
+        else:
+            return _write(cut, part, ticket, plans, check, None, set())
+    with Repository.join(ticket) as part:
+        return _write(cut, part, ticket, plans, check, None, set())
+
+
+def _write(
+    cut: UnitCut,
+    part: "PartWriter",
+    ticket: str,
+    plans: list[UnitPlan],
+    check: Callable[[], None],
+    base: Memory | None,
+    gone: set[int],
+) -> Written:
     from snapfmt.writing.part import decode_ticket
 
     counts, carried = Counts(), 0
-    with Repository.join(ticket) as part:
-        found = None if full else cut.tracker.find(part.base)
-        base, gone = (Memory(), set()) if found is None else found
-        patterns = dict(base.patterns)
-        tables: dict[tuple[str, str], list[SegmentRows]] = {}
-        for plan in plans:
-            counts.add(plan.partition_id, plan.fields, plan.produced)
-            if len(plan.indexes) == 0:
-                continue
-            rows = _PlannedRows(cut, plan, patterns)
-            with part.table(f"rows/{plan.table}", schema_id=plan.schema_id) as table:
-                known = base.tables.get((plan.partition_id, plan.table), [])
-                rows.carry(table, known, gone)
-                carried += int(rows.carried.sum())
-                for keys, columns in rows.chunks():
-                    check()
-                    table.append(keys, columns)
-            tables[plan.partition_id, plan.table] = rows.placed(table, known)
-        receipt = part.seal()
+    patterns = {} if base is None else dict(base.patterns)
+    tables: dict[tuple[str, str], list[SegmentRows]] = {}
+    for plan in plans:
+        counts.add(plan.partition_id, plan.fields, plan.produced)
+        if len(plan.indexes) == 0:
+            continue
+        place = (plan.partition_id, plan.table)
+        known = [] if base is None else base.tables.get(place, [])
+        rows = _PlannedRows(cut, plan, patterns)
+        with part.table(f"rows/{plan.table}", schema_id=plan.schema_id) as table:
+            rows.carry(table, known, gone)
+            carried += int(rows.carried.sum())
+            for keys, columns in rows.chunks():
+                check()
+                table.append(keys, columns)
+        tables[place] = rows.placed(table, known)
+    receipt = part.seal()
     cut.memory.tables, cut.memory.patterns = tables, patterns
-    cut.tracker.written(cut.memory, decode_ticket(ticket), found and base)
+    cut.tracker.written(cut.memory, decode_ticket(ticket), base)
     return Written(receipt.model_dump_json(), counts, carried)
 
 
