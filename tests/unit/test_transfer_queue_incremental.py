@@ -297,6 +297,21 @@ def test_a_base_that_this_queue_did_not_write_gives_a_full_save(queue: Queue) ->
     queue.check()
 
 
+def test_a_base_of_another_queue_with_the_same_rows_is_not_taken_for_ones_own(
+    queue: Queue,
+) -> None:
+    other = Queue(queue.repository)
+    other.unit.put(
+        list(range(ROWS)),
+        ids=tensors(range(ROWS), 1),
+        text=["other"] * ROWS,
+        image=list(torch.ones(ROWS, 4)),
+    )
+    other.save()
+    assert queue.save(base=2).carried == 0
+    queue.check()
+
+
 def test_a_full_save_may_be_asked_for(queue: Queue) -> None:
     assert queue.save(base=1, full=True).carried == 0
     queue.check()
