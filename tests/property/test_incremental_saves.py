@@ -31,7 +31,7 @@ ROW = st.fixed_dictionaries({"a": VALUES, "b": VALUES})
 STEP = st.fixed_dictionaries(
     {
         "put": st.dictionaries(KEYS, ROW, max_size=12),
-        "remove": st.sets(KEYS, max_size=12),
+        "remove": st.one_of(st.sets(KEYS, max_size=6), st.sets(KEYS, min_size=8, max_size=16)),
         "append_first": st.booleans(),
         "by_key": st.booleans(),
         "on": st.integers(0, 3),
@@ -93,6 +93,9 @@ def test_incremental_saves_equal_a_dictionary(steps: list[dict[str, Any]]) -> No
         patch.setattr(carry, "TIER_FACTOR", 3)
         repository = Repository.create(f"{folder}/run")
         models: dict[int, Model] = {}
+        # Enough rows of one kind that they die in several steps.
+        many = {f"k{number}": {"a": number, "b": str(number)} for number in range(30)}
+        steps = [{**steps[0], "put": {**many, **steps[0]["put"]}}, *steps[1:]]
         for number, step in enumerate(steps, start=1):
             base = sorted(models)[-1 - step["on"] % len(models)] if models else None
             before = models[base] if base is not None else {}

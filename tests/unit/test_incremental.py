@@ -154,6 +154,17 @@ def test_a_segment_of_which_few_rows_stay_is_rewritten(based: Repository) -> Non
     check(based, first(range(ROWS // 2 - 1)))
 
 
+def test_a_segment_that_died_in_steps_is_rewritten_with_the_right_rows(
+    based: Repository,
+) -> None:
+    save(based, lambda table: table.carry(0, np.arange(ROWS) % 4 > 0), base=1)
+    left = [number for number in range(ROWS) if number % 4]
+    keep = np.arange(len(left)) % 3 > 1
+    save(based, lambda table: table.carry(0, keep), base=2)
+    check(based, first(number for number, stays in zip(left, keep, strict=True) if stays))
+    assert based.snapshot().table("t").segments()[0].document.live is None
+
+
 def test_half_of_the_rows_are_enough_to_stay(based: Repository) -> None:
     save(based, lambda table: table.carry(0, np.arange(ROWS) < ROWS // 2), base=1)
     check(based, first(range(ROWS // 2)))

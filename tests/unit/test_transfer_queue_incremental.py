@@ -354,6 +354,19 @@ def test_tensors_without_a_counter_are_always_written(repository: Repository) ->
     queue.check()
 
 
+def test_versions_count_from_the_first_write(repository: Repository) -> None:
+    queue = Queue(repository)
+    values = tensors(range(4))
+    for value in values:
+        value.add_(1)
+    queue.unit.put([0, 1, 2, 3], x=values)
+    queue.save()
+    assert queue.save(base=1).carried == 4
+    values[2].add_(1)
+    assert queue.save(base=2).carried == 3
+    queue.check()
+
+
 def test_rows_that_are_rewritten_stay_known(queue: Queue) -> None:
     queue.unit.clear(list(range(60)))
     assert queue.save(base=1).carried == ROWS - 60
