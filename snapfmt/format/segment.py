@@ -96,6 +96,15 @@ def widen(
             floors[name, column.signature.dtype] = max(needed, current.physical, key=order.index)
 
 
+def keep_floors(columns: Sequence[ColumnSpec], floors: Floors) -> None:
+    """Raise the floors to the physical types of a segment that is there already."""
+    for spec in columns:
+        if spec.dtype:
+            order = widenings(spec.dtype)
+            known = floors.get((spec.name, spec.dtype), spec.physical)
+            floors[spec.name, spec.dtype] = max(known, spec.physical, key=order.index)
+
+
 def encode_batch(
     columns: Sequence[tuple[str, Column]], plans: Sequence[ColumnPlan]
 ) -> EncodedBatch:

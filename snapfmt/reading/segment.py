@@ -1,10 +1,12 @@
 """One stored segment: its keys, its batches, single columns of single batches."""
 
+import contextlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
 
 from snapfmt.errors import CorruptObject, FormatError
 from snapfmt.format import arrow_stream, batch_index, chunks, digest
@@ -44,6 +46,11 @@ class SegmentReader:
         return self._document.live_rows
 
     @property
+    def source(self) -> Source:
+        """Where its bytes come from."""
+        return self._source
+
+    @property
     def document(self) -> Segment:
         """The segment's entry in the part index."""
         return self._document
@@ -64,8 +71,8 @@ class SegmentReader:
         return rows
 
     @lazy
-    def keys(self) -> list[str]:
-        """Keys of the live rows, in order."""
+    def key_column(self) -> pa.Array:
+        """Keys of the live rows as Arrow text, in order."""
         document = self._document
         data = self._source.entry(document.keys, document.keys_digest, what=f"{self._what} keys")
         batch = batch_index.read_stream(
@@ -77,9 +84,12 @@ class SegmentReader:
         if batch.num_rows != document.rows:
             raise FormatError("keys do not fit the rows", what=self._what)
         column = batch.column(0)
-        if self.live is not None:
-            column = column.take(self.live)
-        found: list[str] = column.to_pylist()
+        return column if self.live is None else column.take(pa.array(self.live))
+
+    @lazy
+    def keys(self) -> list[str]:
+        """Keys of the live rows, in order."""
+        found: list[str] = self.key_column.to_pylist()
         return found
 
     @lazy
@@ -98,11 +108,19 @@ class SegmentReader:
             limits=self._source.limits,
         )
 
+    @property
+    def keys_are_known(self) -> bool:
+        """Whether the keys were read already."""
+        return "key_column" in self.__dict__
+
+    def key_places(self) -> list[Location]:
+        """Where keys and live rows lie, for `Source.gather`."""
+        document = self._document
+        return [document.keys] if document.live is None else [document.keys, document.live]
+
     def index_places(self) -> list[Location]:
         """Where keys, batch index and live rows lie, for `Source.gather`."""
-        document = self._document
-        places = [document.keys, document.batches]
-        return places if document.live is None else [*places, document.live]
+        return [self._document.batches, *self.key_places()]
 
     def span(self, start: int, stop: int) -> tuple[Location, int, int]:
         """The bytes of all batches that hold live rows start to stop, for `Source.ahead`."""
@@ -123,10 +141,31 @@ class SegmentReader:
                 last = first + int(index.counts[number])
                 yield number, slice(max(start, first) - first, min(stop, last) - first)
             return
-        rows = self.live[start:stop]
-        numbers = np.searchsorted(index.starts, rows, side="right") - 1
+        yield from self._batches_of(self.live[start:stop])
+
+    def select(
+        self, positions: npt.NDArray[np.int64] | None
+    ) -> Iterator[tuple[int, npt.NDArray[np.int64] | slice]]:
+        """As `plan`, for the live rows at these ascending positions; None for all."""
+        if positions is None:
+            yield from self.plan(0, self.rows)
+        else:
+            yield from self._batches_of(positions if self.live is None else self.live[positions])
+
+    def _batches_of(
+        self, rows: npt.NDArray[np.int64]
+    ) -> Iterator[tuple[int, npt.NDArray[np.int64]]]:
+        starts = self.index.starts
+        numbers = np.searchsorted(starts, rows, side="right") - 1
         for number in np.unique(numbers).tolist():
-            yield number, rows[numbers == number] - int(index.starts[number])
+            yield number, rows[numbers == number] - int(starts[number])
+
+    @contextlib.contextmanager
+    def reading(self, start: int, stop: int) -> Iterator[None]:
+        """Within the context, the batches of live rows start to stop are read ahead."""
+        spans = [self.span(start, stop)] if self._source.store.read_size else []
+        with self._source.ahead(spans):
+            yield
 
     def read(
         self,

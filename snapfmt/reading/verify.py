@@ -76,6 +76,7 @@ class _Audit:
         """Object key -> snapshots that reach it."""
         self._ends: dict[str, int] = {}
         """Pack key -> end of its last extent."""
+        self._attempts: set[str] = set()
         self._checked: set[bytes] = set()
         self._keys: dict[str, set[str]] = {}
         """Table -> keys of the snapshot that is being read, over all its parts."""
@@ -144,6 +145,7 @@ class _Audit:
             self._failed(error, key, number)
             return
         self._keys = {}
+        self._attempts.add(snapshot.manifest.attempt_id)
         with _Catch(self, key, number, snapshot.name):
             data = self._store.get(key, limit=self._limits.manifest_size)
             if data != canonical.encode(snapshot.manifest):
@@ -244,8 +246,9 @@ class _Audit:
                 "digest", "damage", key, "object differs from the digest in its name", harmed
             )
         elif end is not None:
-            pack.check_header(self._store.get_range(key, 0, pack.HEADER_SIZE), what=key)
-            if end != size:
+            writer = pack.check_header(self._store.get_range(key, 0, pack.HEADER_SIZE), what=key)
+            # In an older attempt's pack other snapshots may reach more, or have reached it.
+            if end != size and writer in self._attempts:
                 message = f"object has {size} bytes, its entries end at {end}"
                 self._find("leftover", "leftover", key, message, harmed)
 

@@ -33,7 +33,9 @@ from snapfmt.errors import (
 from snapfmt.format import canonical, compat, digest, layout
 from snapfmt.format.reach import check_counts, extents
 from snapfmt.limits import DEFAULT_LIMITS, Limits
+from snapfmt.reading.snapshot import Snapshot
 from snapfmt.storage.base import Store
+from snapfmt.writing.base import check_reach, snapshot_of
 from snapfmt.writing.lease import renewed
 from snapfmt.writing.part import PartWriter
 from snapfmt_schemas import redaction
@@ -60,6 +62,8 @@ class Attempt:
     ) -> None:
         self.id = lease.attempt_id
         self.number = lease.number
+        self.base = lease.base
+        """Number of the snapshot that the parts may go on with."""
         self._store = store
         self._lease = lease
         self._repository_id = repository_id
@@ -252,12 +256,14 @@ class Attempt:
         names = [receipt.part.casefold() for receipt in receipts]
         if len(set(names)) != len(names):
             raise InputError("a part comes twice", what=", ".join(sorted(names)))
+        packs: set[str] = set()
         for receipt in receipts:
             if receipt.attempt_id != self.id:
                 raise InputError("the receipt belongs to another attempt", what=receipt.part)
             index = self._index(receipt)
             if index.part != receipt.part or index.attempt_id != self.id:
                 raise InputError(f"the receipt points at part {index.part!r}", what=receipt.part)
+            packs |= extents(index).keys()
             for pack, end in extents(index).items():
                 size = self._store.size(layout.object_key(pack))
                 if size is None or size < end:
@@ -266,6 +272,12 @@ class Attempt:
                         what=pack,
                         hint="the part's writer lost it; begin a new attempt",
                     )
+        if self._base is not None:
+            check_reach(self._store, self.id, packs, self._open_base)
+
+    def _open_base(self) -> Snapshot:
+        number, owner = (self.base or 0), self._repository_id
+        return snapshot_of(self._store, number, repository_id=owner, limits=self._limits)
 
     def _index(self, receipt: Receipt) -> PartIndex:
         key = layout.object_key(receipt.index_digest)

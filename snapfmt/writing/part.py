@@ -22,13 +22,16 @@ from snapfmt.errors import (
     InputError,
     InvalidRecord,
     LeaseExpired,
+    NoMatch,
     SnapfmtError,
 )
 from snapfmt.format import canonical, digest, jsonl, layout
 from snapfmt.format.digest import Buffer
 from snapfmt.format.reach import check_counts
 from snapfmt.limits import DEFAULT_LIMITS
+from snapfmt.reading.snapshot import Snapshot
 from snapfmt.storage.base import Store
+from snapfmt.writing.base import open_base, part_of, segments_of
 from snapfmt.writing.convert import converter_for
 from snapfmt.writing.lines import PreparedLine, prepare
 from snapfmt.writing.pack import Extent, PackWriter
@@ -55,7 +58,7 @@ class PartWriter:
         self._workspace = layout.workspace_key(ticket.attempt_id)
         self._check_lease()
         self._packs = PackWriter(store, self._workspace, ticket.attempt_id)
-        self._entries: dict[str, tuple[Entry, Extent]] = {}
+        self._entries: dict[str, tuple[Entry, Extent | None]] = {}
         self._claimed: set[str] = set()
         self._tables: dict[str, TableWriter] = {}
         self._pool = ThreadPoolExecutor(
@@ -63,6 +66,8 @@ class PartWriter:
         )
         self._done = False
         self._records = 0
+        self._base: Snapshot | None = None
+        self._base_known = False
         self._pid = os.getpid()
 
     def __enter__(self) -> Self:
@@ -167,6 +172,42 @@ class PartWriter:
         self._records += len(seen)
         return len(seen)
 
+    @property
+    def base(self) -> Snapshot | None:
+        """The snapshot that the attempt builds on, None without one.
+
+        Raises:
+            LeaseExpired: If the attempt is over.
+            NotPublished: If the base was retired.
+        """
+        if not self._base_known:
+            self._check_open()
+            self._base = open_base(self._store, self._ticket)
+            self._base_known = True
+        return self._base
+
+    def carry(self, path: str) -> None:
+        """Take an entry of the base's part of this name over, without reading a byte of it.
+
+        The index of a record file comes with it.
+
+        Raises:
+            NoMatch: If the base has no such entry.
+            InputError: If the path is taken.
+        """
+        self._check_open()
+        part = part_of(self.base, self.name)
+        if part is None:
+            raise NoMatch("the attempt has no base with this part", what=self.name)
+        entry = part.entry(path)
+        entries = [entry] if entry.index is None else [entry, part.entry(entry.index)]
+        for item in entries:
+            self._claim(item.path)
+        for item in entries:
+            self._entries[item.path] = (item, None)
+            self._claimed.add(item.path.casefold())
+        self._records += entry.records or 0
+
     def table(self, name: str, *, schema_id: str = "") -> TableWriter:
         """A new table; use it as a context manager or close it before `seal`."""
         self._check_open()
@@ -179,6 +220,7 @@ class PartWriter:
             packs=self._packs,
             executor=self._pool,
             converter=converter_for,
+            base=lambda: segments_of(self.base, self.name, name),
         )
         self._tables[name] = writer
         return writer
@@ -201,7 +243,9 @@ class PartWriter:
                 part=self.name,
                 attempt_id=self._ticket.attempt_id,
                 entries=tuple(
-                    entry.model_copy(update={"location": extent.location()})
+                    entry
+                    if extent is None
+                    else entry.model_copy(update={"location": extent.location()})
                     for entry, extent in self._entries.values()
                 ),
                 tables=tuple(table.table() for table in self._tables.values()),

@@ -5,7 +5,7 @@ batches of about one MiB, encoded on worker threads and written in the order the
 """
 
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import Executor, Future
 from dataclasses import dataclass
 from typing import Any, Self
@@ -19,9 +19,12 @@ from snapfmt.format import arrow_stream, batch_index, chunks, segment
 from snapfmt.format.columns import WHOLE, concat
 from snapfmt.format.digest import digest_of
 from snapfmt.limits import DEFAULT_LIMITS, MIB
+from snapfmt.reading.segment import SegmentReader
+from snapfmt.writing.carry import Carried, Carrier, gather_rows
 from snapfmt.writing.pack import Extent, PackWriter
 from snapfmt.writing.rows import Converter, RowConverter, Rows, Types, Values
-from snapfmt_schemas.part import Segment, Table
+from snapfmt.writing.sealed import Closed, Placed, Sealed, carried_document, written_document
+from snapfmt_schemas.part import Table
 
 BATCH_BYTES = MIB
 """Logical bytes after which a batch is closed."""
@@ -46,28 +49,6 @@ class _OpenSegment:
     position: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class _Closed:
-    """A segment whose rows are written; its keys and its batch index are not."""
-
-    plans: tuple[segment.ColumnPlan, ...]
-    rows: int
-    data: Extent
-    head: bytes
-    batches: bytes
-    keys: bytes
-    logical: int
-
-
-@dataclass(frozen=True, slots=True)
-class _Sealed:
-    """A segment that is written."""
-
-    segment: _Closed
-    batches: Extent
-    keys: Extent
-
-
 class TableWriter:
     """Appends rows of one table to a part. A context manager; leaving it closes the table."""
 
@@ -79,6 +60,7 @@ class TableWriter:
         packs: PackWriter,
         executor: Executor,
         converter: Callable[[type], Converter | None],
+        base: Callable[[], Sequence[SegmentReader]] = list,
     ) -> None:
         self.name = name
         self.rows = 0
@@ -96,9 +78,12 @@ class TableWriter:
             tuple[Rows, tuple[segment.ColumnPlan, ...], Future[segment.EncodedBatch]]
         ]
         self._flight = deque()
-        self._ended: list[_Closed] = []
-        self._sealed: list[_Sealed] = []
+        self._ended: list[Closed] = []
+        self._sealed: list[Sealed] = []
         self._seen: set[str] = set()
+        self._base = base
+        self._carrier: Carrier | None = None
+        self._carried: list[tuple[Carried, Extent | None, str]] = []
         self._closed = False
 
     def __enter__(self) -> Self:
@@ -122,9 +107,7 @@ class TableWriter:
                 row of this call was added.
             InputError: If lengths differ or a key repeats.
         """
-        if self._closed:
-            raise AttemptClosed("the table is closed", what=self.name)
-        self._packs.check()
+        self._check_open()
         if isinstance(keys, (str, bytes)) or not isinstance(keys, Iterable):
             raise InputError("keys are a sequence of texts", what=repr(keys)[:80])
         if not isinstance(columns, Mapping):
@@ -144,6 +127,39 @@ class TableWriter:
             raise
         self._seen.update(keys)
         self.rows += len(keys)
+
+    def base_segments(self) -> list[SegmentReader]:
+        """Segments of this table in the base's part of the same name; none without a base."""
+        return list(self._from_base().segments)
+
+    def carry(self, segment: int, rows: Any = None) -> None:
+        """Take rows of the base over, without reading or writing their bytes.
+
+        `segment` is its number among `base_segments`; `rows` says which of its live rows stay: a
+        boolean for each, or positions; all without it. Carried rows come before appended ones.
+        A segment of which few rows stay, and small ones of which there are many, are read and
+        rewritten when the table is closed.
+
+        Raises:
+            InputError: If there is no such segment, it was carried already, or rows do not fit.
+        """
+        self._check_open()
+        self._from_base().take(segment, rows)
+
+    def carry_all(self, without: Collection[str] = ()) -> None:
+        """Take all rows of the base's table over but those of these keys. Raises as `carry`."""
+        self._check_open()
+        self._from_base().take_all(set(without))
+
+    def _from_base(self) -> Carrier:
+        if self._carrier is None:
+            self._carrier = Carrier(self.name, self._base())
+        return self._carrier
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise AttemptClosed("the table is closed", what=self.name)
+        self._packs.check()
 
     def _take(
         self,
@@ -178,14 +194,40 @@ class TableWriter:
             stop = min(max(stop, start + 1), start + BATCH_ROWS, len(order))
             piece = self._converter.convert(cells, names[start:stop], picked, start, stop)
             size = int(limits[stop - 1]) - base
-            self._waiting.setdefault(cells, []).append(piece)
-            self._waiting_bytes[cells] = held + size
-            waiting_rows = sum(rows_[0][1].rows for rows_ in self._waiting[cells])
-            if held + size >= BATCH_BYTES or waiting_rows >= BATCH_ROWS:
-                self._flush(cells)
-            elif sum(self._waiting_bytes.values()) > WAITING_BYTES:
-                self._flush(max(self._waiting_bytes, key=self._waiting_bytes.__getitem__))
+            self._wait(cells, piece, size)
             start = stop
+
+    def _wait(self, cells: Types, piece: Rows, size: int) -> None:
+        held = self._waiting_bytes.get(cells, 0) + size
+        self._waiting.setdefault(cells, []).append(piece)
+        self._waiting_bytes[cells] = held
+        waiting_rows = sum(rows[0][1].rows for rows in self._waiting[cells])
+        if held >= BATCH_BYTES or waiting_rows >= BATCH_ROWS:
+            self._flush(cells)
+        elif sum(self._waiting_bytes.values()) > WAITING_BYTES:
+            self._flush(max(self._waiting_bytes, key=self._waiting_bytes.__getitem__))
+
+    def _rewrite(self, item: Carried) -> None:
+        """Rows of the base as rows of this table, in batches of at most about two MiB."""
+        for piece in item.read():
+            cells = tuple((name, column.signature) for name, column in piece[1:])
+            size = sum(column.logical_bytes for _, column in piece) + 32 * piece[0][1].rows
+            if self._waiting_bytes.get(cells, 0) + size > 2 * BATCH_BYTES:
+                self._flush(cells)
+            self._wait(cells, piece, size)
+
+    def _go_on(self) -> None:
+        """Decide what becomes of the carried segments, and rewrite those that do not stay."""
+        if self._carrier is None:
+            return
+        self._carrier.check_keys(self._seen)
+        stay, rewrite = self._carrier.plan()
+        for item in stay:
+            segment.keep_floors(item.segment.document.columns, self._floors)
+        gather_rows(rewrite)
+        for item in rewrite:
+            self._rewrite(item)
+        self._carried = [(item, None, "") for item in stay]
 
     def _flush(self, cells: Types) -> None:
         """Encode what waits for these types as one batch."""
@@ -267,13 +309,13 @@ class TableWriter:
         self._packs.write(arrow_stream.END_OF_STREAM)
         data = self._packs.end(current.begin)
         self._ended.append(
-            _Closed(
+            Closed(
                 plans=current.plans,
                 rows=current.index.rows,
                 data=data,
                 head=current.head,
                 batches=current.index.to_bytes(),
-                keys=batch_index.keys_to_bytes(current.keys),
+                keys=pa.concat_arrays(current.keys),
                 logical=current.logical,
             )
         )
@@ -284,28 +326,46 @@ class TableWriter:
         if self._closed:
             return
         try:
+            self._go_on()
             for cells in list(self._waiting):
                 self._flush(cells)
             self._drain(0)
             self._close_segment()
             # Next to one another, so that a reader gets them all at once.
             self._sealed = [
-                _Sealed(
+                Sealed(
                     item,
                     batches=self._packs.entry(item.batches),
-                    keys=self._packs.entry(item.keys),
+                    keys=self._packs.entry(keys),
+                    keys_digest=digest_of(keys),
                 )
                 for item in self._ended
+                for keys in [batch_index.keys_to_bytes([item.keys])]
             ]
+            self._carried = [(item, *self._bitmap(item)) for item, _, _ in self._carried]
             self._ended = []
         except BaseException as error:
             self._packs.fail(error)
             raise
         self._closed = True
 
+    def _bitmap(self, item: Carried) -> tuple[Extent | None, str]:
+        bitmap = item.bitmap()
+        return (None, "") if bitmap is None else (self._packs.entry(bitmap), digest_of(bitmap))
+
+    def placed(self) -> list[Placed]:
+        """Which rows every segment of the table has; after it was closed, in their order."""
+        return [
+            *(Placed(None, item) for item, _, _ in self._carried),
+            *(Placed(item.segment.keys) for item in self._sealed),
+        ]
+
     def table(self) -> Table:
         """The table's entry in the part index; after the packs were closed."""
-        segments = tuple(_document(item) for item in self._sealed)
+        segments = (
+            *(carried_document(*item) for item in self._carried),
+            *(written_document(item) for item in self._sealed),
+        )
         return Table(
             name=self.name,
             schema_id=self._schema_id,
@@ -316,20 +376,3 @@ class TableWriter:
 
 def _chosen(values: Values, rows: list[int]) -> Values:
     return values[rows] if isinstance(values, WHOLE) else [values[row] for row in rows]
-
-
-def _document(sealed: _Sealed) -> Segment:
-    item = sealed.segment
-    return Segment(
-        rows=item.rows,
-        columns=tuple(how.spec() for how in item.plans[1:]),
-        data=item.data.location(),
-        head_size=len(item.head),
-        head_digest=digest_of(item.head),
-        batches=sealed.batches.location(),
-        batches_digest=digest_of(item.batches),
-        keys=sealed.keys.location(),
-        keys_digest=digest_of(item.keys),
-        live_rows=item.rows,
-        logical_bytes=item.logical,
-    )

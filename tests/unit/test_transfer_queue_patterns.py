@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from snapfmt.adapters.transfer_queue.unit import _patterns
+from snapfmt.adapters.transfer_queue.unit_rows import patterns_of
 
 
 @pytest.mark.parametrize("fields", [1, 7, 8, 9, 64, 65, 130])
@@ -13,7 +13,7 @@ def test_every_row_comes_once_with_its_own_fields(fields: int, kinds: int) -> No
     some = random.integers(0, 2, (kinds, fields)).astype(np.bool_)
     produced = some[random.integers(0, kinds, 200)]
     seen = np.zeros(200, np.int64)
-    found = list(_patterns(produced))
+    found = list(patterns_of(produced))
     for pattern, rows in found:
         assert (produced[rows] == pattern).all()
         assert (np.diff(rows) > 0).all()
@@ -23,4 +23,4 @@ def test_every_row_comes_once_with_its_own_fields(fields: int, kinds: int) -> No
 
 
 def test_no_rows_have_no_pattern() -> None:
-    assert list(_patterns(np.zeros((0, 5), np.bool_))) == []
+    assert list(patterns_of(np.zeros((0, 5), np.bool_))) == []

@@ -10,6 +10,10 @@ A caller that saves other parts with the rows takes the cut and writes it in two
     with take_cut() as cut:
         receipts, _ = cut.write(attempt)
 
+A save writes only what changed since the newest snapshot that the running queue published in the
+same repository; an attempt of one's own is begun on it by
+`repository.begin(base=cut.base_in(repository))`.
+
 Runs inside the queue's own actors (spec/v1/06-tables.md); torch, ray and transfer_queue are
 imported when a function is called, never when this module is.
 """

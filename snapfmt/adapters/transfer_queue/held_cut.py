@@ -4,6 +4,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any, Protocol, Self
 
 from snapfmt.adapters.transfer_queue import controller as at_controller
@@ -11,8 +12,15 @@ from snapfmt.adapters.transfer_queue import jobs, names, unit
 from snapfmt.adapters.transfer_queue.cluster import Call, Cluster, run
 from snapfmt.adapters.transfer_queue.jobs import holding_of
 from snapfmt.adapters.transfer_queue.state import ControllerCut, Counts
-from snapfmt.errors import AttemptClosed, CutInconsistent, DeadlineExceeded, SnapfmtError
+from snapfmt.errors import (
+    AttemptClosed,
+    CutInconsistent,
+    DeadlineExceeded,
+    NotFoundError,
+    SnapfmtError,
+)
 from snapfmt.format import canonical
+from snapfmt.repository import Repository
 from snapfmt_schemas.attempt import Receipt, Ticket
 
 CUT_LEASE_S = 30.0
@@ -69,8 +77,12 @@ class HeldCut:
         schemas: Mapping[str, str] | None = None,
         user_metadata: Mapping[str, Any] | None = None,
         timeout_s: float = 600.0,
+        full: bool = False,
     ) -> tuple[tuple[Receipt, ...], Counts]:
         """Writes and seals the parts, while the queue goes on; once per cut.
+
+        If the attempt has a base that this queue wrote (`base_in`), only rows that are new or
+        changed since are written; with `full`, all are.
 
         Raises:
             AttemptClosed: If the cut was written already, or is gone.
@@ -91,7 +103,20 @@ class HeldCut:
             schemas=dict(schemas or {}),
             user_metadata=dict(user_metadata or {}),
             lease_s=self.lease_s,
+            full=full,
         )
+
+    def base_in(self, repository: Repository) -> int | None:
+        """The newest snapshot of a repository that a save of this queue can build on.
+
+        None where the running queue wrote none that is still published and whole. Give it to
+        `Repository.begin(base=...)`.
+
+        Raises:
+            ParticipantFailed: If an actor of the queue died.
+            StorageError: If the storage failed.
+        """
+        return base_in(self._cluster, repository)
 
     def keys(self, partition: str) -> frozenset[str]:
         """Keys of the rows with values that the cut has of a partition; empty without such rows.
@@ -116,6 +141,25 @@ class HeldCut:
         drop(self._cluster, self._cut_id)
 
 
+def base_in(cluster: Cluster, repository: Repository) -> int | None:
+    """See `HeldCut.base_in`."""
+    answers: list[list[tuple[str, int, str]]]
+    answers = run(cluster.unit_calls(unit.remembered), timeout_s=DROP_TIMEOUT_S)
+    known = set(chain.from_iterable(answers))
+    here = {(number, attempt) for owner, number, attempt in known if owner == repository.id}
+    for number, attempt_id in sorted(here, reverse=True):
+        try:
+            snapshot = repository.snapshot(number)
+        except NotFoundError:
+            continue
+        if snapshot.manifest.attempt_id != attempt_id:
+            continue
+        # What it lost would be lost to all that build on it; a full save is whole again.
+        if repository.verify(number, deep=False).ok:
+            return number
+    return None
+
+
 def row_keys(controller: Any, cut_id: str, partition: str) -> list[str]:
     """Runs in the controller: keys of the rows with values that a cut has of a partition."""
     cut: ControllerCut = holding_of(controller, cut_id).content
@@ -137,12 +181,13 @@ def _write(
     schemas: dict[str, str],
     user_metadata: dict[str, Any],
     lease_s: float,
+    full: bool,
 ) -> tuple[tuple[Receipt, ...], Counts]:
     units = len(cluster.units)
     planning = cluster.controller_call(at_controller.plan, cut_id, units, schemas)
     plan = run([planning], timeout_s=_left(deadline))[0]
     calls = [
-        Call(handle, name, unit.start_write, (cut_id, ticket, own))
+        Call(handle, name, unit.start_write, (cut_id, ticket, own, full))
         for handle, name, ticket, own in zip(
             cluster.units,
             cluster.unit_names,

@@ -9,7 +9,7 @@ import inspect
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from types import CodeType, FrameType
 from typing import Any
@@ -149,8 +149,16 @@ class Gate:
         self._changed.notify_all()
 
 
-def install_gate(target: Any, methods: tuple[str, ...], *, timeout_s: float = 30.0) -> Gate:
+def install_gate(
+    target: Any,
+    methods: tuple[str, ...],
+    *,
+    timeout_s: float = 30.0,
+    seen: Callable[[str, tuple[Any, ...], Mapping[str, Any]], object] | None = None,
+) -> Gate:
     """Puts one gate around the named methods of an object; finds the one that is there already.
+
+    `seen` is called inside of a new gate before each call, with the method and its arguments.
 
     Raises:
         DeadlineExceeded: If a call that entered before the gate was there does not end.
@@ -163,7 +171,7 @@ def install_gate(target: Any, methods: tuple[str, ...], *, timeout_s: float = 30
             original = getattr(target, method)
             # Ray wraps the methods of actors; all wrappers share one code object.
             codes.append(inspect.unwrap(original.__func__).__code__)
-            setattr(target, method, _gated(gate, original))
+            setattr(target, method, _gated(gate, original, method, seen))
         found = (gate, frozenset(codes))
         setattr(target, _GATE, found)
     gate, entered_before = found
@@ -176,9 +184,16 @@ def install_gate(target: Any, methods: tuple[str, ...], *, timeout_s: float = 30
     return gate
 
 
-def _gated(gate: Gate, original: Callable[..., Any]) -> Callable[..., Any]:
+def _gated(
+    gate: Gate,
+    original: Callable[..., Any],
+    method: str,
+    seen: Callable[[str, tuple[Any, ...], Mapping[str, Any]], object] | None,
+) -> Callable[..., Any]:
     def gated(*args: Any, **kwargs: Any) -> Any:
         with gate.passing():
+            if seen is not None:
+                seen(method, args, kwargs)
             return original(*args, **kwargs)
 
     return gated

@@ -14,6 +14,8 @@ class SaveReport:
     receipts: tuple[Receipt, ...]
     snapshot: Snapshot | None
     """None when the caller publishes the receipts."""
+    base: int | None = None
+    """The snapshot that this one builds on; None for a full save."""
     controller_held_s: float
     """How long requests could not enter the controller."""
     units_held_s: tuple[float, ...]

@@ -25,12 +25,14 @@ from snapfmt.adapters.transfer_queue.held_cut import (
     CutTimes,
     HeldCut,
     TicketSource,
+    base_in,
     drop,
     wait_for,
 )
 from snapfmt.adapters.transfer_queue.reports import SaveReport
-from snapfmt.errors import CutInconsistent, InputError
+from snapfmt.errors import CutInconsistent, InputError, NotPublished
 from snapfmt.repository import Repository
+from snapfmt.writing.attempt import Attempt
 from snapfmt_schemas.fingerprint import Fingerprint
 from snapfmt_schemas.manifest import TrainerAnchor
 from snapfmt_schemas.timeline import PhaseTimeline
@@ -57,6 +59,10 @@ class PreparedCut:
             drop(self.cluster, cut_id)
             raise
         return HeldCut(self.cluster, cut_id, times, lease_s=self.lease_s)
+
+    def base_in(self, repository: Repository) -> int | None:
+        """The newest snapshot of a repository to build on; see `HeldCut.base_in`."""
+        return base_in(self.cluster, repository)
 
 
 def prepare_cut(
@@ -127,6 +133,8 @@ def save(
     partitions: Sequence[str] | None = None,
     part_prefix: str = "rl/tq",
     attempt: TicketSource | None = None,
+    base: int | None = None,
+    full: bool = False,
     schemas: Mapping[str, str] | None = None,
     user_metadata: Mapping[str, Any] | None = None,
     fingerprints: Sequence[Fingerprint] = (),
@@ -141,12 +149,20 @@ def save(
     Without `attempt` the cut is published as a snapshot of `repository`; with one the receipts
     come back for the caller to publish together with other parts.
 
+    Rows that lie in the newest snapshot which this running queue published there, and did not
+    change since, are not written again. A queue remembers its saves in its units: after a restart
+    or a restore the first one is full. Changes are known from the queue's own puts and clears
+    and from torch's version counters; `snapfmt.adapters.transfer_queue.remember` says what is
+    not seen.
+
     Args:
         repository: Where to publish; a path is created when it is new.
         controller: Handle of the queue's controller, if it is not the cluster's only one.
         partitions: The partitions to save; all without it.
         part_prefix: Name under which the parts lie.
-        attempt: A running attempt that takes the parts.
+        attempt: A running attempt that takes the parts; it may have a base.
+        base: The snapshot to build on, instead of the newest that this queue published.
+        full: Write every row, so that nothing hangs on the bytes of an older snapshot.
         schemas: Partition -> id of its row schema, such as `CANONICAL.schema_id`.
         user_metadata: The caller's own JSON, given back by `load`.
         fingerprints: Stored with the snapshot that this call publishes.
@@ -170,8 +186,10 @@ def save(
         hold_timeout_s=hold_timeout_s,
         hold_lease_s=hold_lease_s,
     )
+    if base is not None and (full or attempt is not None):
+        raise InputError("a base goes with neither a full save nor an attempt of one's own")
     opened = _open(repository) if attempt is None else None
-    own = opened.begin() if opened is not None else None
+    own = None if opened is None else _begin(prepared, opened, base, full=full)
     source = own if own is not None else attempt
     if source is None:
         raise InputError("save needs a repository or an attempt")
@@ -185,6 +203,7 @@ def save(
             schemas=schemas,
             user_metadata=user_metadata,
             timeout_s=deadline - cut_at,
+            full=full,
         )
         written_at = time.monotonic()
         snapshot = None
@@ -206,6 +225,7 @@ def save(
     return SaveReport(
         receipts=receipts,
         snapshot=snapshot,
+        base=None if own is None else own.base,
         controller_held_s=cut.times.controller_held_s,
         units_held_s=cut.times.units_held_s,
         longest_wait_s=cut.times.longest_wait_s,
@@ -219,6 +239,18 @@ def save(
         logical_bytes=sum(table.logical_bytes for item in receipts for table in item.tables),
         stored_bytes=sum(item.stored_bytes for item in receipts),
     )
+
+
+def _begin(
+    prepared: PreparedCut, repository: Repository, base: int | None, *, full: bool
+) -> Attempt:
+    if full or base is not None:
+        return repository.begin(base=base)
+    try:
+        return repository.begin(base=prepared.base_in(repository))
+    except NotPublished:
+        # Retired since it was looked for.
+        return repository.begin()
 
 
 def _open(repository: Repository | str | os.PathLike[str] | None) -> Repository:

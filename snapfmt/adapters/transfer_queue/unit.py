@@ -8,20 +8,19 @@ from importlib import import_module
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from snapfmt.adapters.transfer_queue import names
 from snapfmt.adapters.transfer_queue.hold import Gate, install_gate
 from snapfmt.adapters.transfer_queue.jobs import Holding, holding_of, holdings_of, keep
-from snapfmt.adapters.transfer_queue.pins import SpilledValues, spilled_values
-from snapfmt.adapters.transfer_queue.state import Counts, Indexes, UnitPlan
+from snapfmt.adapters.transfer_queue.pins import spilled_values
+from snapfmt.adapters.transfer_queue.remember import tracker_of
+from snapfmt.adapters.transfer_queue.state import Counts, UnitPlan
+from snapfmt.adapters.transfer_queue.unit_rows import UnitCut, Written, write_rows
 from snapfmt.errors import CutInconsistent, FormatError, RestoreRefused
 from snapfmt.format.columns import MISSING, Column
 
 MUTATORS = ("put_data", "clear", "load_checkpoint")
 """Methods of a unit's storage that change it. Reads pass at any time."""
-_CHUNK_ROWS = 2048
-_CHUNK_BYTES = 32 * 1024 * 1024
 _READERS = 2
 _ABSENT = object()
 
@@ -33,22 +32,6 @@ class CutReport:
     held_s: float
     waited_s: float
     cells: int
-
-
-@dataclass(slots=True)
-class UnitCut:
-    """References to every value of the unit at the cut."""
-
-    fields: dict[str, dict[int, Any]]
-    spilled: SpilledValues | None
-
-
-@dataclass(frozen=True, slots=True)
-class Written:
-    """What a unit wrote."""
-
-    receipt: str
-    counts: Counts
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +56,9 @@ def prepare(unit: Any, timeout_s: float) -> int:
 
 
 def _gate(unit: Any, timeout_s: float = 30.0) -> Gate:
-    return install_gate(unit.storage_data, MUTATORS, timeout_s=timeout_s)
+    data = unit.storage_data
+    seen = tracker_of(data).changed
+    return install_gate(data, MUTATORS, timeout_s=timeout_s, seen=seen)
 
 
 def take_cut(unit: Any, cut_id: str, timeout_s: float, lease_s: float) -> CutReport:
@@ -85,15 +70,18 @@ def take_cut(unit: Any, cut_id: str, timeout_s: float, lease_s: float) -> CutRep
         spilled = spilled_values(data)
         if spilled is not None:
             spilled.pin()
+        memory = tracker_of(data).begin()
     finally:
         held = gate.release(cut_id)
-    keep(unit, cut_id, Holding(UnitCut(fields, spilled), lease_s=lease_s, release=_release_cut))
+    cut = UnitCut(fields, spilled, tracker_of(data), memory)
+    keep(unit, cut_id, Holding(cut, lease_s=lease_s, release=_release_cut))
     if held is None:
         raise CutInconsistent("the unit's hold ended before its cut was taken")
     return CutReport(held, waited, sum(map(len, fields.values())))
 
 
 def _release_cut(holding: Holding) -> None:
+    holding.content.tracker.drop(holding.content.memory)
     if holding.content.spilled is not None:
         holding.content.spilled.unpin()
 
@@ -103,98 +91,22 @@ def longest_wait(unit: Any) -> float:
     return _gate(unit).longest_wait
 
 
-def start_write(unit: Any, cut_id: str, ticket: str, plans: list[UnitPlan]) -> None:
-    """Writes the cut's rows in the background; `poll` gives a `Written`."""
+def remembered(unit: Any) -> list[tuple[str, int, str]]:
+    """Repository id, number and attempt id of the saves that the unit can build on."""
+    return tracker_of(unit.storage_data).known()
+
+
+def start_write(unit: Any, cut_id: str, ticket: str, plans: list[UnitPlan], full: bool) -> None:
+    """Writes the cut's rows in the background; `poll` gives a `Written`.
+
+    Rows that lie in the attempt's base, as this unit remembers, are carried unless `full`.
+    """
     holding = holding_of(unit, cut_id)
-    holding.start(lambda: _write(holding.content, ticket, plans, holding.check), "snapfmt-write")
 
+    def work() -> Written:
+        return write_rows(holding.content, ticket, plans, holding.check, full=full)
 
-def _write(cut: UnitCut, ticket: str, plans: list[UnitPlan], check: Callable[[], None]) -> Written:
-    from snapfmt.repository import Repository
-
-    counts = Counts()
-    with Repository.join(ticket) as part:
-        for plan in plans:
-            counts.add(plan.partition_id, plan.fields, plan.produced)
-            if len(plan.indexes) == 0:
-                continue
-            with part.table(f"rows/{plan.table}", schema_id=plan.schema_id) as table:
-                for keys, columns in _chunks(cut, plan):
-                    check()
-                    table.append(keys, columns)
-        return Written(part.seal().model_dump_json(), counts)
-
-
-def _chunks(cut: UnitCut, plan: UnitPlan) -> Iterator[tuple[list[str], dict[str, Any]]]:
-    """Rows with the same produced fields together, so that a segment has all its columns."""
-    for pattern, rows in _patterns(plan.produced):
-        fields = [name for name, there in zip(plan.fields, pattern, strict=True) if there]
-        for start in range(0, len(rows), _CHUNK_ROWS):
-            chosen = rows[start : start + _CHUNK_ROWS].tolist()
-            indexes = plan.indexes[chosen]
-            places = indexes.tolist()
-            keys = [names.row_key(plan.keys[row], i) for row, i in zip(chosen, places, strict=True)]
-            columns = {name: _gather(cut, plan, name, places, keys) for name in fields}
-            yield from _loaded(cut.spilled, keys, indexes, columns)
-
-
-def _patterns(
-    produced: npt.NDArray[np.bool_],
-) -> Iterator[tuple[npt.NDArray[np.bool_], npt.NDArray[np.int64]]]:
-    """The combinations of produced fields that occur, each with its rows in order."""
-    if len(produced) and (produced == produced[0]).all():
-        yield produced[0], np.arange(len(produced))
-        return
-    # Sorting packed bits is many times faster than sorting rows of booleans.
-    packed = np.packbits(produced, axis=1)
-    words = np.zeros((len(packed), -(-packed.shape[1] // 8) * 8), np.uint8)
-    words[:, : packed.shape[1]] = packed
-    _, first, kinds = np.unique(
-        words.view(np.uint64), axis=0, return_index=True, return_inverse=True
-    )
-    for kind, row in enumerate(first.tolist()):
-        yield produced[row], np.flatnonzero(kinds.reshape(-1) == kind)
-
-
-def _gather(
-    cut: UnitCut, plan: UnitPlan, name: str, indexes: list[int], keys: list[str]
-) -> list[Any]:
-    values = cut.fields.get(name, {})
-    try:
-        return list(map(values.__getitem__, indexes))
-    except KeyError:
-        missing = next(key for key, i in zip(keys, indexes, strict=True) if i not in values)
-        raise CutInconsistent(
-            f"row {missing!r} of {plan.partition_id!r} was produced but is not here",
-            what=name,
-            hint="save again",
-        ) from None
-
-
-def _loaded(
-    spilled: SpilledValues | None,
-    keys: list[str],
-    indexes: Indexes,
-    columns: dict[str, list[Any]],
-) -> Iterator[tuple[list[str], dict[str, Any]]]:
-    """The rows with their values in memory, those from SSD a bounded number of bytes at a time."""
-    import torch
-
-    place = torch.from_numpy(indexes)
-    if spilled is None:
-        yield keys, {names.INDEX_COLUMN: place, **columns}
-        return
-    start = size = 0
-    ready: dict[str, list[Any]] = {name: [] for name in columns}
-    for stop in range(1, len(keys) + 1):
-        for name, values in columns.items():
-            value, read = spilled.load(values[stop - 1])
-            ready[name].append(value)
-            size += read
-        if size >= _CHUNK_BYTES or stop == len(keys):
-            yield keys[start:stop], {names.INDEX_COLUMN: place[start:stop], **ready}
-            start, size = stop, 0
-            ready = {name: [] for name in columns}
+    holding.start(work, "snapfmt-write")
 
 
 def start_load(
