@@ -2,9 +2,12 @@
 
 import importlib.util
 import os
+import sys
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import ModuleType
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -63,6 +66,25 @@ def s3_server(request: pytest.FixtureRequest) -> S3Server:
 def bucket_url() -> Callable[[], str]:
     """Makes URLs of prefixes that nothing else uses."""
     return lambda: f"s3://{s3_servers.BUCKET}/{uuid.uuid4().hex}/run"
+
+
+@pytest.fixture(scope="session")
+def kills(root: Path) -> ModuleType:
+    """`faults/loop_kills.py`: whole training runs, and their end by SIGKILL."""
+    spec = importlib.util.spec_from_file_location("loop_kills", root / "tests/faults/loop_kills.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="session")
+def run_in_peace(kills: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """What a training run came to that saved nothing and that nobody killed."""
+    done: dict[str, Any] = kills.in_peace(tmp_path_factory.mktemp("in-peace"))
+    return done
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -1,117 +1,57 @@
 """Whole training runs with real Ray actors, TransferQueue and Gym servers, each in a process.
 
-A run that is killed and goes on from its snapshot must come to what one came to that was left in
-peace: every rollout with the same turns, tokens, tools and reward, every group trained once.
+Runs that are killed are in `faults/loop_kills.py`.
 """
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
 
-from snapfmt import Repository
 from snapfmt_coordinator.loop import activity
 from snapfmt_coordinator.loop.activity import Interval, from_rows, share
 from snapfmt_coordinator.loop.child import Child
-from snapfmt_coordinator.loop.config import LoopConfig
 from snapfmt_coordinator.loop.prompts import prompt_of
 from snapfmt_coordinator.loop.reports import span
-from snapfmt_coordinator.loop.saved import SavedState
 from snapfmt_coordinator.reference.policy import turn_count
-from snapfmt_schemas.agent import AgentBoundaryRecord
 
 pytestmark = pytest.mark.cluster
 
-SHAPE: dict[str, Any] = {
-    "prompts": 8,
-    "generations": 4,
-    "max_turns": 8,
-    "units": 1,
-    "tool_s": 0.05,
-    "generation_s": 0.03,
-}
 
-
-def config(home: Path, **changes: Any) -> LoopConfig:
-    return LoopConfig(home=str(home), **{**SHAPE, **changes})
-
-
-def finish(child: Child) -> dict[str, Any]:
-    """The result of a run that is let to its end."""
-    done, _ = child.until("done")
-    return done
-
-
-@pytest.fixture(scope="module")
-def plain(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Any]]:
-    """A run without saves."""
-    with Child(config(tmp_path_factory.mktemp("plain"))) as child:
-        done = finish(child)
-        # It takes down its cluster and its servers by itself.
-        assert child.wait() == 0
-        yield done
-
-
-def test_a_run_in_peace_trains_every_rollout_once(plain: dict[str, Any]) -> None:
-    found = plain["comparable"]
-    groups = sorted(prompt_of(7, index).group_id for index in range(8))
+def test_a_run_in_peace_trains_every_rollout_once(
+    kills: ModuleType, run_in_peace: dict[str, Any]
+) -> None:
+    found, shape = run_in_peace["comparable"], kills.SHAPE
+    groups = sorted(prompt_of(7, index).group_id for index in range(shape["prompts"]))
     assert found["groups"] == groups
-    assert found["steps"] == 4
-    assert sorted(found["rollouts"]) == [f"{group}_g{i}" for group in groups for i in range(4)]
+    assert found["steps"] == len(groups) / 2
+    runs = [f"{group}_g{i}" for group in groups for i in range(shape["generations"])]
+    assert sorted(found["rollouts"]) == runs
     for rollout_id, facts in found["rollouts"].items():
         # The last reply is no turn with a tool, but a turn.
         assert facts["turns"] == turn_count(7, rollout_id, 8), rollout_id
         assert 0.0 < facts["reward"] < 1.0
-    assert len({facts["tokens"] for facts in found["rollouts"].values()}) == 32
+    assert len({facts["tokens"] for facts in found["rollouts"].values()}) == len(runs)
     assert any(found["weights"])
-    assert plain["saves"] == []
-    assert plain["restored"] is None
-
-
-def test_a_killed_run_goes_on_and_comes_to_the_same(plain: dict[str, Any], tmp_path: Path) -> None:
-    """SIGKILL of everything while the second snapshot is written; the first one is there."""
-    # Slow rollouts: the second save must come long before they end, however fast the machine.
-    slow = {"snapshot_attempt_interval_s": 0.3, "tool_s": 0.3, "generation_s": 0.1}
-    with Child(config(tmp_path, **slow, stop_at="save:write", stop_on=2)) as child:
-        at, before = child.until("at")
-        assert at["step"] == "save:write"
-        published = [event for event in before if event.get("outcome") == "completed"]
-        assert len(published) == 1
-        assert child.kill() > 8
-
-    snapshot = Repository.open(tmp_path / "repository").snapshot()
-    assert snapshot.number == published[0]["number"]
-    saved = SavedState.read(snapshot, generations=4, capacity=8)
-    boundaries = list(
-        snapshot.part("gym/agent/agent").records("boundaries.jsonl", AgentBoundaryRecord)
-    )
-    assert boundaries, "the snapshot was taken in the middle of rollouts"
-    assert set(snapshot.table("rows/rollout_staging").keys()) >= saved.required_rows()
-
-    with Child(config(tmp_path, snapshot_attempt_interval_s=0.4)) as child:
-        done = finish(child)
-    assert done["restored"]["number"] == snapshot.number
-    continued = {tuple(run) for run in done["restored"]["continued"]}
-    assert continued == {
-        (record.rollout_id, record.attempt_index + 1)
-        for record in boundaries
-        if record.last_committed_model_call_id is not None
-    }
-    assert done["restored"]["started_over"] == []
-    assert done["comparable"] == plain["comparable"]
+    assert run_in_peace["saves"] == []
+    assert run_in_peace["restored"] is None
 
 
 GYM_S, CUT_S, WRITE_S = 2.0, 0.5, 0.6
 
 
-def test_who_waits_for_whom_in_each_phase_of_a_save(plain: dict[str, Any], tmp_path: Path) -> None:
+def test_who_waits_for_whom_in_each_phase_of_a_save(
+    kills: ModuleType, run_in_peace: dict[str, Any], tmp_path: Path
+) -> None:
     """The table of ten parts and three phases; each phase is held open for a while."""
     holds = {"save:prepare.after": GYM_S, "save:take_cut": CUT_S, "save:write": WRITE_S}
     options = {
         "snapshot_attempt_interval_s": 0.3,
         "holds": holds,
+        "tool_s": 0.05,
+        "generation_s": 0.03,
         # A group that is finished between two saves is put together and trained in the Gym
         # phase of the second one; since the buffer is small, that brings new runs to the gate.
         "batch_groups": 1,
@@ -119,8 +59,8 @@ def test_who_waits_for_whom_in_each_phase_of_a_save(plain: dict[str, Any], tmp_p
         "finalize_s": 1.0,
         "step_s": 0.3,
     }
-    with Child(config(tmp_path, **options)) as child:
-        done = finish(child)
+    with Child(kills.config(tmp_path, **options)) as child:
+        done, _ = child.until("done")
     log = from_rows(done["activity"])
     over = max(one.end or 0.0 for one in log if one.part == activity.WATCHDOG)
     # A save that outlives the training finds nobody who could wait.
@@ -175,8 +115,8 @@ def test_who_waits_for_whom_in_each_phase_of_a_save(plain: dict[str, Any], tmp_p
     assert in_write.seconds(activity.TIME_LIMITS, "working") >= 0.95 * in_write.total
 
     rollouts = done["comparable"]["rollouts"]
-    assert rollouts == plain["comparable"]["rollouts"], "saves change no rollout"
-    assert done["comparable"]["weights"] == plain["comparable"]["weights"]
+    assert rollouts == run_in_peace["comparable"]["rollouts"], "saves change no rollout"
+    assert done["comparable"]["weights"] == run_in_peace["comparable"]["weights"]
 
 
 def ended(save: dict[str, Any]) -> float:

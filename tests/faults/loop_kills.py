@@ -26,6 +26,7 @@ from snapfmt.errors import ParticipantFailed
 from snapfmt_coordinator.loop.child import Child
 from snapfmt_coordinator.loop.config import LoopConfig
 from snapfmt_coordinator.loop.run import MUTATIONS
+from snapfmt_coordinator.loop.saved import SavedState
 from snapfmt_coordinator.loop.trip import STEPS, is_step
 from snapfmt_schemas.agent import AgentBoundaryRecord
 
@@ -51,8 +52,10 @@ VICTIMS = {
     "unit": ("ray::SimpleStorageUnit",),
 }
 """What the command line of each single victim has."""
+STALL_S = 30.0
+"""After which the watchdog of a run that lost one process gives it up."""
 PATIENCE_S = 150.0
-"""How long a run may go on after it has lost one process, before its supervisor ends it."""
+"""How long such a run may take to its end, its watchdog's word included."""
 NUMBER = re.compile(r"\d+$")
 
 
@@ -79,17 +82,20 @@ class Case:
     """Lives that were ended where they should be."""
     outcome: str = ""
     """What the run itself did about a single kill."""
+    restored: list[int] = field(default_factory=list)
+    """The snapshots from which it went on."""
     continued: int = 0
     started_over: int = 0
     seconds: float = 0.0
 
 
 def in_peace(home: Path) -> dict[str, Any]:
-    """What a run comes to that nobody kills."""
-    with Child(config(home)) as child:
+    """What a run tells at its end that saves nothing and that nobody kills."""
+    with Child(config(home, tool_s=0.05, generation_s=0.03)) as child:
         done, _ = child.until("done")
-    found: dict[str, Any] = done["comparable"]
-    return found
+        # It takes down its cluster and its servers by itself.
+        assert child.wait() == 0
+    return done
 
 
 def run_case(name: str, home: Path, wanted: dict[str, Any]) -> Case:
@@ -127,7 +133,11 @@ def run_case(name: str, home: Path, wanted: dict[str, Any]) -> Case:
 
 def lose_one(victim: str, home: Path, case: Case) -> dict[str, Any]:
     """A life that loses one process; what it came to, empty if it did not come to its end."""
-    options = {"snapshot_attempt_interval_s": INTERVAL_S, "rollout_limit_s": 30.0}
+    options = {
+        "snapshot_attempt_interval_s": INTERVAL_S,
+        "rollout_limit_s": STALL_S,
+        "stall_timeout_s": STALL_S,
+    }
     with Child(config(home, **options)) as child:
         for event in child.events():
             if event.get("outcome") == "completed":
@@ -137,15 +147,22 @@ def lose_one(victim: str, home: Path, case: Case) -> dict[str, Any]:
                 return event
         kill_one(child.pid, VICTIMS[victim])
         case.stopped += 1
-        supervisor = threading.Timer(PATIENCE_S, child.end)
+        hung = threading.Event()
+
+        def give_up() -> None:
+            hung.set()
+            child.end()
+
+        supervisor = threading.Timer(PATIENCE_S, give_up)
         supervisor.start()
         try:
             last = hear(child, home, case)
             case.outcome = "went on to its end"
         except ParticipantFailed as error:
             last = {}
-            over = "" if supervisor.is_alive() else "hung; "
-            case.outcome = f"{over}{error.message}"[:160]
+            case.outcome = error.message[:160]
+            if hung.is_set():
+                case.problems.append(f"it hung for {PATIENCE_S} s")
         finally:
             supervisor.cancel()
     return last
@@ -172,11 +189,23 @@ def hear(child: Child, home: Path, case: Case) -> dict[str, Any]:
 
 def restored(report: dict[str, Any], home: Path, case: Case) -> None:
     """Remembers after which call every run goes on, for `repeated`."""
+    case.restored.append(report["number"])
     case.continued += len(report["continued"])
     case.started_over += len(report["started_over"])
     snapshot = Repository.open(home / "repository").snapshot(report["number"])
     lines = snapshot.part("gym/agent/agent").records("boundaries.jsonl", AgentBoundaryRecord)
-    calls = {line.rollout_id: finished_calls(line) for line in lines}
+    begun = [line for line in lines if line.last_committed_model_call_id is not None]
+    calls = {line.rollout_id: finished_calls(line) for line in begun}
+    runs = {(line.rollout_id, line.attempt_index + 1) for line in begun}
+    told = {(run[0], run[1]) for name in ("continued", "started_over") for run in report[name]}
+    if not runs <= told:
+        case.problems.append(f"nobody told what became of {sorted(runs - told)}")
+    shape = config(home)
+    saved = SavedState.read(
+        snapshot, generations=shape.generations, capacity=shape.max_buffered_groups
+    )
+    if missing := saved.required_rows() - set(snapshot.table("rows/rollout_staging").keys()):
+        case.problems.append(f"rows are missing: {sorted(missing)[:3]}")
     with (home / "continued.jsonl").open("a", encoding="utf-8") as out:
         for rollout_id, attempt in report["continued"]:
             out.write(json.dumps([rollout_id, attempt, calls[rollout_id]]) + "\n")
@@ -230,7 +259,7 @@ def differences(wanted: dict[str, Any], found: dict[str, Any]) -> str:
 
 def main(names: list[str]) -> int:
     root = Path(tempfile.mkdtemp(prefix="snapfmt-kills-"))
-    wanted = in_peace(root / "in-peace")
+    wanted = in_peace(root / "in-peace")["comparable"]
     results = []
     for place, name in enumerate(names or cases()):
         try:

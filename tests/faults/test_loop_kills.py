@@ -1,25 +1,11 @@
 """A sample of the kills; all of them: `python tests/faults/loop_kills.py`."""
 
-import importlib.util
 import json
-import sys
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
-
-
-@pytest.fixture(scope="module")
-def kills() -> ModuleType:
-    path = Path(__file__).with_name("loop_kills.py")
-    spec = importlib.util.spec_from_file_location("loop_kills", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
 
 
 def write(path: Path, lines: list[Any]) -> None:
@@ -62,9 +48,12 @@ def test_there_is_a_case_for_every_step(kills: ModuleType) -> None:
 
 @pytest.mark.cluster
 def test_a_kill_in_a_save_and_one_in_the_restore_after_it(
-    kills: ModuleType, tmp_path: Path
+    kills: ModuleType, run_in_peace: dict[str, Any], tmp_path: Path
 ) -> None:
-    wanted = kills.in_peace(tmp_path / "in-peace")
-    case = kills.run_case("save:commit.after@2+restore:install@1", tmp_path / "run", wanted)
+    """The second snapshot is being written when everything is killed; the first one is there."""
+    wanted = run_in_peace["comparable"]
+    case = kills.run_case("save:write@2+restore:install@1", tmp_path, wanted)
     assert case.problems == []
-    assert case.stopped >= 1
+    assert case.stopped == 2
+    assert case.restored == [1]
+    assert case.continued > 0
