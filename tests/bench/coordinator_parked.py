@@ -85,7 +85,7 @@ class Rows:
     def __init__(self) -> None:
         self.staged: set[str] = set()
 
-    async def prepare(self) -> None:
+    async def prepare(self, repository: Repository) -> None:
         return None
 
     async def take_cut(self) -> "Rows":

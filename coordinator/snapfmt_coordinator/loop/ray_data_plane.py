@@ -3,7 +3,7 @@
 import asyncio
 from typing import Any, Final
 
-from snapfmt import Snapshot
+from snapfmt import Repository, Snapshot
 from snapfmt.adapters import transfer_queue
 from snapfmt.adapters.transfer_queue.cluster import Cluster, run
 from snapfmt.errors import InputError
@@ -25,9 +25,10 @@ class QueueDataPlane:
     def __init__(self) -> None:
         self._ready: transfer_queue.PreparedCut | None = None
 
-    async def prepare(self) -> None:
-        """Finds the queue and readies its actors; holds nobody."""
-        self._ready = await asyncio.to_thread(transfer_queue.prepare_cut)
+    async def prepare(self, repository: Repository) -> int | None:
+        """Finds the queue and readies its actors; the newest snapshot that holds its rows."""
+        self._ready = ready = await asyncio.to_thread(transfer_queue.prepare_cut)
+        return await asyncio.to_thread(ready.base_in, repository)
 
     async def take_cut(self) -> "QueueCut":
         """References to all rows; the queue stands for milliseconds."""

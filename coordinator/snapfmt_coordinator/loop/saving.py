@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
-from snapfmt import Snapshot
+from snapfmt import Repository, Snapshot
 from snapfmt_coordinator.loop.hub import Hub
 from snapfmt_coordinator.loop.trip import Stepped, Trip
 from snapfmt_coordinator.sequence.save import SaveResult
@@ -94,9 +94,10 @@ class SteppedDataPlane:
         self._inner = Stepped(inner, trip, "save", ("take_cut",))
         self._trip = trip
 
-    async def prepare(self) -> None:
+    async def prepare(self, repository: Repository) -> int | None:
         """Holds nobody, so it is no step."""
-        await self._inner.prepare()
+        base: int | None = await self._inner.prepare(repository)
+        return base
 
     async def take_cut(self) -> Any:
         """A cut whose write is a step."""

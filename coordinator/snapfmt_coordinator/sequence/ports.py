@@ -7,7 +7,7 @@ on the event loop and must be quick. Deadlines are absolute Unix seconds.
 from collections.abc import Callable, Mapping, Sequence
 from typing import Literal, Protocol
 
-from snapfmt import PartWriter, Snapshot
+from snapfmt import PartWriter, Repository, Snapshot
 from snapfmt_coordinator.gym.observing import Observe
 from snapfmt_coordinator.gym.parts import GymParts
 from snapfmt_coordinator.protocol.v1 import Capabilities, Execution
@@ -235,8 +235,12 @@ class HeldCut(Protocol):
 class DataPlane(Protocol):
     """TransferQueue, in this process's view."""
 
-    async def prepare(self) -> None:
-        """What a cut needs that takes time and holds nobody; before every cut."""
+    async def prepare(self, repository: Repository) -> int | None:
+        """What a cut needs that takes time and holds nobody; before every cut.
+
+        Returns:
+            Number of the snapshot in the repository to build on; None to write all rows.
+        """
         ...
 
     async def take_cut(self) -> HeldCut:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from snapfmt import Repository
-from snapfmt.errors import CutInconsistent, DeadlineExceeded, ParticipantFailed
+from snapfmt.errors import CutInconsistent, DeadlineExceeded, NotPublished, ParticipantFailed
 from snapfmt_coordinator.gym.observing import Observe
 from snapfmt_coordinator.sequence import consistency, records
 from snapfmt_coordinator.sequence.gates import CheckpointLock, DataPlaneBarrier, DispatchGate
@@ -69,16 +69,22 @@ class SaveSteps:
         settings = self.settings
         lease_s = 4 * settings.prepare_timeout_s + settings.write_timeout_s + _MARGIN_S
 
-        def begin() -> None:
-            run.begun = self.repository.begin(lease_seconds=lease_s)
-
         if self.gym is not None:
             await before(self.deadline(), "discover", self.gym.discover())
+        work = self.data_plane.prepare(self.repository)
+        base = await before(self.deadline(), "data plane", work)
+
+        def begin() -> None:
+            try:
+                run.begun = self.repository.begin(base=base, lease_seconds=lease_s)
+            except NotPublished:
+                # The base was retired since it was looked for.
+                run.begun = self.repository.begin(lease_seconds=lease_s)
+
         await in_thread(begin)
         step = self.controller.anchor().train_step
         nonce = uuid.uuid4().hex
         run.checkpoint_id = f"rollout-step-{step}-snapshot-{run.attempt.number}-{nonce}"
-        await before(self.deadline(), "data plane", self.data_plane.prepare())
 
     async def close(self, run: SaveRun) -> None:
         """New rollouts wait from here on; pays the acknowledgements that are owed."""

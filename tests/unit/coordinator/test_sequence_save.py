@@ -329,10 +329,12 @@ class FakeRows:
         self.world = world
         self.keys = {"p7_g2/call-1", "p7_g2/call-2", "p7_g1/call-9"}
         self.held = 0
+        self.base: int | None = None
 
-    async def prepare(self) -> None:
+    async def prepare(self, repository: Repository) -> int | None:
         await self.world.wait("rows.prepare")
         assert self.world.gate.owner is None, "holds nobody"
+        return self.base
 
     async def take_cut(self) -> "FakeCut":
         assert self.world.barrier.standing
@@ -429,8 +431,8 @@ def watched_repository(monkeypatch: pytest.MonkeyPatch) -> list[World]:
 
 STEPS = [
     "gym.discover",
-    "repository.begin",
     "rows.prepare",
+    "repository.begin",
     "gym.acknowledge",
     "gym.prepare",
     "gym.commit",
@@ -1051,6 +1053,19 @@ def test_only_the_newest_snapshots_stay(run: Any) -> None:
 
     run(body, keep_latest=2, retire=retire)
     assert retired == [2]
+
+
+def test_a_save_builds_on_the_snapshot_that_holds_the_rows(run: Any) -> None:
+    async def body(world: World) -> None:
+        bases: list[int | None] = []
+        # The last: retired since it was looked for, so that all rows are written.
+        for base in (None, 1, 99):
+            world.rows.base = base
+            world.faults["gym.prepare"] = lambda: bases.append(world.repository.leases()[0].base)
+            assert (await world.sequence.save()).outcome == "completed"
+        assert bases == [None, 1, None]
+
+    run(body)
 
 
 def test_saves_come_one_after_the_other(run: Any) -> None:
