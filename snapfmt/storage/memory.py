@@ -1,10 +1,11 @@
 """A bucket in this process's memory, for tests."""
 
+import hashlib
 import threading
 import time
 from collections.abc import Iterator, Mapping
 
-from snapfmt.errors import ConflictError, MissingObject
+from snapfmt.errors import ConflictError, MissingObject, StorageUnavailable
 from snapfmt.storage.base import Buffer
 from snapfmt.storage.client import ObjectInfo
 
@@ -38,9 +39,10 @@ class MemoryClient:
         metadata: Mapping[str, str],
         sha256: bytes | None = None,
     ) -> None:
-        """Store a copy."""
-        del sha256
+        """Store a copy, if it has the checksum."""
         held = bytes(data)
+        if sha256 is not None and hashlib.sha256(held).digest() != sha256:
+            raise StorageUnavailable("the bytes have another checksum", what=key)
         info = ObjectInfo(key, len(held), time.time_ns(), dict(metadata))
         with self._lock:
             if exclusive and key in self._objects:

@@ -284,7 +284,7 @@ class ObjectStore:
         """Write a content-named object; the same bytes twice are the same object."""
         check_key(key)
         self.require_workspace(workspace)
-        self._put(key, data, {WORKSPACE: workspace})
+        self._put(key, data, {WORKSPACE: workspace}, _named(key))
 
     def _marker(self, key: str) -> dict[str, Any] | None:
         check_key(key)
@@ -306,8 +306,10 @@ class ObjectStore:
         opened = {} if before is None else {"snapfmt-opened-ns": str(before.modified_ns)}
         self._put(marker, body, opened)
 
-    def _put(self, key: str, data: Buffer, metadata: Mapping[str, str]) -> None:
-        mark = hashlib.sha256(data).digest()
+    def _put(
+        self, key: str, data: Buffer, metadata: Mapping[str, str], mark: bytes | None = None
+    ) -> None:
+        mark = mark or hashlib.sha256(data).digest()
         self._again(
             lambda: self._client.put(key, data, exclusive=False, metadata=metadata, sha256=mark)
         )
@@ -368,6 +370,18 @@ class ObjectStore:
                 # It sets no condition: something else was under way at this very moment.
                 last = StorageUnavailable(error.message, what=error.what)
         raise last or StorageUnavailable("not tried", what=self.location)
+
+
+def _named(key: str) -> bytes:
+    """The digest that an object's name promises: the server compares it, so nobody hashes twice."""
+    name = key.rpartition("/")[2]
+    try:
+        mark = bytes.fromhex(name)
+    except ValueError:
+        mark = b""
+    if len(mark) != hashlib.sha256().digest_size:
+        raise InputError("an object is named by its sha256", what=key)
+    return mark
 
 
 def _unknown(key: str, cause: BaseException | None) -> OutcomeUnknownError:

@@ -156,15 +156,15 @@ class StoreSuite(PublicationSuite):
 
     def test_names_and_walk(self, store: Store) -> None:
         """In order, each file once, with its size."""
-        data = {f"objects/{i:02x}/{i:064x}": bytes(i) for i in (3, 1, 2, 170)}
+        data = {object_key(bytes(i)): bytes(i) for i in (3, 1, 2, 170)}
         data |= {"snapfmt.json": b"{}", "pins/a.json": b"1"}
         for key, value in data.items():
             self._write_deep(store, key, value)
-        assert store.names("objects") == ["01", "02", "03", "aa"]
+        below = {key: len(value) for key, value in data.items() if key.startswith("objects")}
+        assert store.names("objects") == sorted({key.split("/")[1] for key in below})
         assert store.names("nowhere") == []
         assert store.names("snapfmt.json") == []
         assert {"objects", "pins", "snapfmt.json"} <= set(store.names(""))
-        below = {key: len(value) for key, value in data.items() if key.startswith("objects")}
         assert list(store.walk("objects")) == sorted(below.items())
         found = dict(store.walk(""))
         assert {key: len(value) for key, value in data.items()}.items() <= found.items()
