@@ -31,6 +31,9 @@ class State:
     def dispatched_runs(self) -> frozenset[str]:
         return self.sent
 
+    def given_up_runs(self) -> frozenset[str]:
+        return frozenset()
+
     def pending_acknowledgements(self) -> int:
         return self.owed
 

@@ -158,6 +158,10 @@ class LoopSaved:
         """Runs that Gym might go on with."""
         return self.saved.dispatched_runs()
 
+    def given_up_runs(self) -> frozenset[str]:
+        """Of the saved state."""
+        return self.saved.given_up_runs()
+
     def pending_acknowledgements(self) -> int:
         """None in a readable one."""
         return self.saved.pending_acknowledgements()

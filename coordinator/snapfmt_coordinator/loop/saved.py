@@ -86,6 +86,10 @@ class CutState:
         """Runs that Gym may go on with."""
         return dispatched_runs(self.state.groups)
 
+    def given_up_runs(self) -> frozenset[str]:
+        """Runs whose rollouts started over."""
+        return given_up_runs(self.state.groups)
+
     def pending_acknowledgements(self) -> int:
         """Adopted results that Gym does not know of."""
         return len(self.state.acknowledgements)
@@ -166,6 +170,10 @@ class SavedState:
         """Runs that Gym might go on with."""
         return dispatched_runs(self.ledger.groups)
 
+    def given_up_runs(self) -> frozenset[str]:
+        """Runs whose rollouts started over."""
+        return given_up_runs(self.ledger.groups)
+
     def pending_acknowledgements(self) -> int:
         """None in a readable one."""
         return len(self.ledger.pending_completed_execution_acknowledgements)
@@ -197,6 +205,16 @@ def dispatched_runs(groups: Sequence[LedgerGroup]) -> frozenset[str]:
     """
     return frozenset(
         key for group in groups for sibling in group.siblings for key in _open_run(group, sibling)
+    )
+
+
+def given_up_runs(groups: Sequence[LedgerGroup]) -> frozenset[str]:
+    """Capture keys of runs that failed or were abandoned."""
+    return frozenset(
+        key
+        for group in groups
+        for key, run in group.runs()
+        if run.status in ("failed", "abandoned")
     )
 
 

@@ -41,6 +41,15 @@ def problems(indexes: GymIndexes | None, ledger: LedgerFacts, rows: AbstractSet[
     return found + _some("continuations without lineage", roots.keys() - referred)
 
 
+def given_up(indexes: GymIndexes, ledger: LedgerFacts) -> list[str]:
+    """Runs that Gym continues and that the ledger has given up.
+
+    One that failed after Gym took its cut; its rollout starts over, so a later snapshot is whole.
+    """
+    continued = {line.capture_key for _, line in indexes.continuations}
+    return _some("runs were given up during the cut", continued & ledger.given_up_runs())
+
+
 def lost_sessions(indexes: GymIndexes) -> list[str]:
     """Where a server that exports its sessions lacks one that a run used, or has another one.
 

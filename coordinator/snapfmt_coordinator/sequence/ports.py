@@ -162,6 +162,10 @@ class LedgerFacts(Protocol):
         """Capture keys of the runs that were sent to Gym and have no adopted result."""
         ...
 
+    def given_up_runs(self) -> frozenset[str]:
+        """Capture keys of the runs that failed or were abandoned."""
+        ...
+
     def pending_acknowledgements(self) -> int:
         """Adopted results that Gym does not know of yet."""
         ...

@@ -214,6 +214,12 @@ class SaveSteps:
         indexes = None
         if gym is not None:
             indexes = read_indexes(run.part_of(self.repository), gym)
+        if indexes is not None and (gone := consistency.given_up(indexes, run.state)):
+            raise ParticipantFailed(
+                "; ".join(gone),
+                what=run.checkpoint_id,
+                hint="they start over; then save again",
+            )
         if found := consistency.problems(indexes, run.state, rows):
             raise CutInconsistent(
                 "; ".join(found),

@@ -134,6 +134,7 @@ def _read(
         rows = frozenset(snapshot.table(table).keys())
     found = consistency.problems(indexes, controller, rows)
     if indexes is not None:
+        found += consistency.given_up(indexes, controller)
         found += consistency.lost_sessions(indexes)
     if found:
         raise FormatError(f"its parts do not fit together: {'; '.join(found)}", what=snapshot.name)

@@ -338,6 +338,9 @@ class FakeSaved:
     def dispatched_runs(self) -> frozenset[str]:
         return self.runs
 
+    def given_up_runs(self) -> frozenset[str]:
+        return frozenset()
+
     def pending_acknowledgements(self) -> int:
         return self.loader.owed
 

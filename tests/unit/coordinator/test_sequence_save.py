@@ -277,6 +277,7 @@ class FakeController:
         self.train_step = 5
         self.owed: list[PendingAcknowledgement] = []
         self.dispatched = {"p7_g2"}
+        self.given_up: set[str] = set()
         self.sealed_rows = {"p7_g1/call-9"}
 
     def skip_reason(self) -> Any:
@@ -305,6 +306,7 @@ class FakeState:
         self.world = controller.world
         self.rows = frozenset(controller.sealed_rows)
         self.runs = frozenset(controller.dispatched)
+        self.gone = frozenset(controller.given_up)
         self.debts = len(controller.owed)
 
     def write(self, part: PartWriter) -> None:
@@ -317,6 +319,9 @@ class FakeState:
 
     def dispatched_runs(self) -> frozenset[str]:
         return self.runs
+
+    def given_up_runs(self) -> frozenset[str]:
+        return self.gone
 
     def pending_acknowledgements(self) -> int:
         return self.debts
@@ -827,6 +832,24 @@ def test_parts_that_do_not_fit_together_are_not_published(run: Any, how: str, sa
         changed(world, how)
         with pytest.raises(CutInconsistent, match=said):
             await world.sequence.save()
+        assert world.repository.numbers() == []
+        world.check_running()
+
+    run(body)
+
+
+def test_a_run_that_is_given_up_during_the_cut_costs_one_save(run: Any) -> None:
+    """The agents hold their cut of it when its rollout starts over."""
+
+    async def body(world: World) -> None:
+        def fail() -> None:
+            world.controller.dispatched.clear()
+            world.controller.given_up = {"p7_g2"}
+
+        world.faults["controller.cut"] = fail
+        result = await world.sequence.save()
+        assert (result.outcome, result.reason) == ("failed", "io_error")
+        assert "given up during the cut: p7_g2" in str(result.error)
         assert world.repository.numbers() == []
         world.check_running()
 
