@@ -416,7 +416,7 @@ def test_a_rollout_that_a_server_makes_up_cannot_show_the_token(world: World) ->
     world.a1.replies["agent-checkpoint/prepare"] = lambda _: v1.data(
         agents_prepared(ready=False, running=1, blocking_attempts=(made_up,))
     )
-    error = failing(prepare, world, 0.3, server="a1")
+    error = failing(prepare, world, 2.0, server="a1")
     assert "[redacted]" in str(error)
 
 
