@@ -1,6 +1,6 @@
 # Every target makes the environment that it needs (.venv, see .ci/setup.sh) and says so.
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-queue kills test check lint format types contracts schemas schemas-check readme bench-quick \
+.PHONY: help demo demo-queue kills test check lint format types contracts schemas schemas-check readme bench bench-quick \
         build setup setup-demo clean distclean
 
 BIN := .venv/bin
@@ -57,8 +57,11 @@ schemas-check: setup  ## fail when a published schema is stale
 readme: setup   ## run the example of README.md
 	$(PY) .ci/readme.py
 
-bench-quick: setup  ## a short benchmark; believe ratios, not single figures
-	$(PY) tests/bench/bench_transfer_queue.py --quick $(ARGS)
+bench: setup    ## all benchmarks (about three quarters of an hour); believe ratios, not single figures
+	$(PY) tests/bench/run.py
+
+bench-quick: setup  ## short ones, without Ray and servers
+	$(PY) tests/bench/run.py --quick
 
 build: setup    ## sdist and wheel into dist/
 	$(PY) -m build --no-isolation

@@ -1,6 +1,6 @@
 """Saves on a base against the first save of the same rows: time and bytes, as ratios.
 
-    python tests/bench/bench_incremental.py [--rows 4000] [--tokens 2400] [--rounds 3]
+    python tests/bench/bench_incremental.py [--rows 4000] [--tokens 2400] [--rounds 3] [--quick]
 
 Core API, without Ray. Rows are those of a trainer: token ids of real text, masks, log
 probabilities. `fifo` drops the oldest rows and adds as many; `scattered` changes rows anywhere.
@@ -8,6 +8,7 @@ probabilities. `fifo` drops the oldest rows and adds as many; `scattered` change
 """
 
 import argparse
+import json
 import shutil
 import statistics
 import tempfile
@@ -82,12 +83,12 @@ def one_round(root: Path, source: IdSource, count: int, tokens: int) -> dict[str
                 gone[:changed] = True
             else:
                 gone[np.random.default_rng(1).choice(count, changed, replace=False)] = True
-            found |= ratios(f"{order} {share:.0%}", save(repository, 1, names, new, gone), first)
+            found |= shares(f"{order} {share:.0%}", save(repository, 1, names, new, gone), first)
     shutil.rmtree(root / "core")
     return found
 
 
-def ratios(name: str, second: Costs, first: Costs) -> dict[str, float]:
+def shares(name: str, second: Costs, first: Costs) -> dict[str, float]:
     """Time, processor time and bytes of a save as shares of the first one's."""
     return {
         f"{name} {what}": later / before
@@ -144,7 +145,7 @@ def unit_round(root: Path, source: IdSource, count: int, tokens: int) -> dict[st
         actor.storage_data.clear(alive[:changed])
         put(list(range(top, top + changed)))
         top += changed
-        found |= ratios(f"unit {share:.0%}", one(repository.numbers()[-1]), first)
+        found |= shares(f"unit {share:.0%}", one(repository.numbers()[-1]), first)
     shutil.rmtree(root / "unit")
     return found
 
@@ -156,7 +157,10 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=2400)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--folder", default=None)
+    parser.add_argument("--quick", action="store_true", help="1,500 rows, three rounds")
     options = parser.parse_args()
+    if options.quick:
+        options.rows, options.rounds = 1500, 3
     source = IdSource("text")
     rounds: list[dict[str, float]] = []
     for _ in range(options.rounds):
@@ -164,10 +168,13 @@ def main() -> None:
             found = one_round(Path(folder), source, options.rows, options.tokens)
             found |= unit_round(Path(folder), source, options.rows, options.tokens)
         rounds.append(found)
+    ratios: dict[str, float] = {}
+    spread: dict[str, tuple[float, float]] = {}
     for name in rounds[0]:
         values = [item[name] for item in rounds]
-        shown = ", ".join(f"{value:.4f}" for value in values)
-        print(f"{name:24} {statistics.median(values):8.4f}   ({shown})")
+        ratios[name], spread[name] = statistics.median(values), (min(values), max(values))
+        print(f"{name:24} {ratios[name]:8.4f}   ({min(values):.4f} to {max(values):.4f})")
+    print(json.dumps({"ratios": ratios, "spread": spread, "rounds": options.rounds}))
 
 
 if __name__ == "__main__":
