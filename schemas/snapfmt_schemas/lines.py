@@ -4,7 +4,7 @@
 """
 
 import json
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
@@ -24,7 +24,7 @@ def to_line(record: Record) -> bytes:
         ValueError: If the record is nested too deep, or holds an integer too long, for JSON.
     """
     try:
-        return json.dumps(record, default=_fields).encode("ascii")
+        return _ENCODER.encode(record).encode("ascii")
     except (RecursionError, TypeError) as error:
         raise ValueError(f"{type(record).__name__} cannot be written: {error}") from error
 
@@ -42,7 +42,7 @@ def from_line(model: type[R], data: bytes) -> R:
         ValueError: If it is not JSON in UTF-8, repeats a key, or breaks the schema.
     """
     try:
-        value = json.loads(data.decode("utf-8"), object_pairs_hook=unique_pairs)
+        value = _DECODER.decode(data.decode("utf-8"))
     except RecursionError as error:
         raise ValueError(f"{model.__name__} line is nested too deep") from error
     return from_value(model, value)
@@ -82,3 +82,8 @@ def unique_pairs(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         repeated = next(name for name in names if names.count(name) > 1)
         raise ValueError(f"an object repeats the key {repeated!r}")
     return result
+
+
+# Made once: `json.dumps` and `json.loads` make one for every call that is given a hook.
+_ENCODER: Final = json.JSONEncoder(default=_fields)
+_DECODER: Final = json.JSONDecoder(object_pairs_hook=unique_pairs)

@@ -3,6 +3,7 @@
 import json
 from dataclasses import dataclass
 from math import isinf
+from typing import Any
 
 from snapfmt.errors import InvalidRecord
 from snapfmt.format.columns import is_utf8
@@ -37,13 +38,11 @@ def prepare(
         InvalidRecord: If it is not a JSON object, or has no such field.
     """
     try:
-        value = (
-            json.loads(
-                item.decode("utf-8"), object_pairs_hook=lines.unique_pairs, parse_float=_exact_float
-            )
-            if isinstance(item, bytes)
-            else lines.to_value(item)
-        )
+        if isinstance(item, bytes):
+            data, value = item, _parse(item)
+        else:
+            data = lines.to_line(item)
+            value = json.loads(data) if redact else {key: getattr(item, key or "", "")}
     except (ValueError, RecursionError) as error:
         raise InvalidRecord(f"not a JSON line: {error}", what=what) from error
     if not isinstance(value, dict):
@@ -51,12 +50,17 @@ def prepare(
     name = value.get(key, "") if key is not None else ""
     if key is not None and (not isinstance(name, str) or not name or not is_utf8(name)):
         raise InvalidRecord(f"field {key!r} is missing or not text", what=what)
-    hidden: tuple[str, ...] = ()
     if redact:
         value, hidden = redaction.redact(value)
-    if isinstance(item, bytes) and not hidden:
-        return PreparedLine(item, name)
-    return PreparedLine(json.dumps(value).encode("ascii"), name, hidden)
+        if hidden:
+            return PreparedLine(json.dumps(value).encode("ascii"), name, hidden)
+    return PreparedLine(data, name)
+
+
+def _parse(line: bytes) -> Any:
+    return json.loads(
+        line.decode("utf-8"), object_pairs_hook=lines.unique_pairs, parse_float=_exact_float
+    )
 
 
 def _exact_float(text: str) -> float:
