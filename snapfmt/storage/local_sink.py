@@ -8,6 +8,8 @@ from snapfmt.storage.faults import typed, workspace_gone
 from snapfmt.storage.posix import fsync_file, write_all
 
 JOURNAL = "journal"
+BUFFER = 256 * 1024
+"""Bytes that are written at once, at least."""
 
 
 class LocalSink:
@@ -17,6 +19,7 @@ class LocalSink:
         self._root = root
         self._workspace = workspace
         self._path = workspace / f"{name}.tmp"
+        self._buffer, self._filled = bytearray(BUFFER), 0
         try:
             flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
             self._descriptor = os.open(self._path, flags, 0o644)
@@ -26,7 +29,20 @@ class LocalSink:
             raise typed(error, str(self._path)) from error
 
     def write(self, data: Buffer) -> None:
-        """Append bytes to the temporary file."""
+        """Append bytes to the temporary file; small ones wait for others."""
+        if self._filled + len(data) > len(self._buffer):
+            self._flush()
+        if len(data) > len(self._buffer):
+            self._write(data)
+        else:
+            self._buffer[self._filled : self._filled + len(data)] = data
+            self._filled += len(data)
+
+    def _flush(self) -> None:
+        filled, self._filled = self._filled, 0
+        self._write(memoryview(self._buffer)[:filled])
+
+    def _write(self, data: Buffer) -> None:
         try:
             write_all(self._descriptor, data)
         except OSError as error:
@@ -35,6 +51,7 @@ class LocalSink:
     def finish(self, key: str) -> None:
         """fsync, note the key in the journal, rename to the content's name."""
         target = self._root.joinpath(*key.split("/"))
+        self._flush()
         try:
             fsync_file(self._descriptor)
             os.close(self._descriptor)

@@ -21,6 +21,10 @@ FINISHING = 2
 """Packs that are being synced or uploaded while the next one is written."""
 
 
+Pieces = tuple[digest.Buffer, ...]
+"""Bytes that follow one another, handed over at once."""
+
+
 @dataclass(slots=True)
 class PackRef:
     """A pack whose digest becomes known when it is closed."""
@@ -62,7 +66,7 @@ class PackWriter:
     keys: list[str] = field(default_factory=list)
     stored_bytes: int = 0
     _open: _OpenPack | None = None
-    _queue: "queue.Queue[tuple[_OpenPack, digest.Buffer | None] | None]" = field(
+    _queue: "queue.Queue[tuple[_OpenPack, Pieces | None] | None]" = field(
         default_factory=queue.Queue
     )
     _room: threading.Semaphore = field(
@@ -90,12 +94,12 @@ class PackWriter:
         self._interrupt = interrupt
         self._busy = interrupt is None
         current = self._current()
-        self._put(current, bytes(pack.padding(current.size)))
+        self._put(current, (bytes(pack.padding(current.size)),))
         return current.size
 
-    def write(self, data: digest.Buffer) -> None:
+    def write(self, *pieces: digest.Buffer) -> None:
         """Append bytes to the entry that was begun."""
-        self._put(self._current(), data)
+        self._put(self._current(), pieces)
 
     def end(self, begin: int) -> Extent:
         """Finish the entry that began at `begin`; may close the pack."""
@@ -177,29 +181,30 @@ class PackWriter:
             self._count += 1
             sink = self.store.sink(self.workspace, f"{self._prefix()}-pack")
             self._open = _OpenPack(PackRef(), sink, digest.new_hash())
-            self._put(self._open, pack.header(self.attempt_id, secrets.token_hex(16)))
+            self._put(self._open, (pack.header(self.attempt_id, secrets.token_hex(16)),))
         return self._open
 
-    def _put(self, target: _OpenPack, data: digest.Buffer) -> None:
+    def _put(self, target: _OpenPack, pieces: Pieces) -> None:
         try:
-            self._enqueue(target, data)
+            self._enqueue(target, pieces)
         except BaseException as error:
             # Whether the bytes will be written is not known, so no offset after them is.
             self.fail(error)
             raise
 
-    def _enqueue(self, target: _OpenPack, data: digest.Buffer) -> None:
-        if len(data) == 0:
+    def _enqueue(self, target: _OpenPack, pieces: Pieces) -> None:
+        size = sum(map(len, pieces))
+        if size == 0:
             return
         if self._thread is None:
             self._thread = threading.Thread(
                 target=self._run, name="snapfmt-pack-writer", daemon=True
             )
             self._thread.start()
-        for _ in range(_cost(data)):
+        for _ in range(_cost(size)):
             self._room.acquire()
-        self._queue.put((target, data))
-        target.size += len(data)
+        self._queue.put((target, pieces))
+        target.size += size
 
     def _close_pack(self) -> None:
         if self._open is not None:
@@ -228,25 +233,26 @@ class PackWriter:
 
     def _run(self) -> None:
         while (item := self._queue.get()) is not None:
-            target, data = item
+            target, pieces = item
             try:
                 if self._failure is None:
-                    self._handle(target, data)
+                    self._handle(target, pieces)
             except BaseException as error:  # noqa: BLE001 - handed to the caller's thread
                 self._failure = self._failure or error
                 # The first error counts; a thread that dies here would leave the caller waiting.
                 with contextlib.suppress(BaseException):
                     target.sink.discard()
             finally:
-                if data is not None:
-                    self._room.release(_cost(data))
+                if pieces is not None:
+                    self._room.release(_cost(sum(map(len, pieces))))
                 self._queue.task_done()
         self._queue.task_done()
 
-    def _handle(self, target: _OpenPack, data: digest.Buffer | None) -> None:
-        if data is not None:
-            target.running.update(data)
-            target.sink.write(data)
+    def _handle(self, target: _OpenPack, pieces: Pieces | None) -> None:
+        if pieces is not None:
+            for piece in pieces:
+                target.running.update(piece)
+                target.sink.write(piece)
             return
         target.ref.digest = digest.TAG + target.running.hexdigest()
         if self._pool is None:
@@ -271,5 +277,5 @@ class PackWriter:
             self._finishing.popleft().result()
 
 
-def _cost(data: digest.Buffer) -> int:
-    return min(max(1, len(data) // MIB), QUEUE_BYTES // MIB)
+def _cost(size: int) -> int:
+    return min(max(1, size // MIB), QUEUE_BYTES // MIB)

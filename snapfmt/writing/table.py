@@ -69,6 +69,7 @@ class TableWriter:
         self._packs = packs
         self._executor = executor
         self._converter = RowConverter(name, converter)
+        self._encoder = segment.BatchEncoder()
         self._floors: segment.Floors = {}
         self._waiting: dict[Types, list[Rows]] = {}
         self._waiting_bytes: dict[Types, int] = {}
@@ -253,7 +254,7 @@ class TableWriter:
             plans = self._open.plans
         else:
             plans = segment.plan(batch, self._floors)
-        future = self._executor.submit(segment.encode_batch, batch, plans)
+        future = self._executor.submit(self._encoder.encode, batch, plans)
         self._flight.append((batch, plans, future))
 
     def _drain(self, leave: int) -> None:
@@ -291,12 +292,9 @@ class TableWriter:
 
     def _write(self, current: _OpenSegment, batch: Rows, encoded: segment.EncodedBatch) -> None:
         current.index.add(encoded, current.position)
-        self._packs.write(encoded.header)
-        current.position += len(encoded.header)
-        for chunk in encoded.chunks:
-            for piece in chunk.pieces:
-                self._packs.write(piece)
-            current.position += chunk.size
+        pieces = (piece for chunk in encoded.chunks for piece in chunk.pieces)
+        self._packs.write(encoded.header, *pieces)
+        current.position += len(encoded.header) + sum(chunk.size for chunk in encoded.chunks)
         current.keys.append(
             chunks.to_arrow("key", batch[0][1], chunks.physical_full(batch[0][1].signature))[0]
         )
