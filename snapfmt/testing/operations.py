@@ -341,9 +341,7 @@ def unreached(repository: Repository) -> set[str]:
     return needed ^ {key for key, _ in repository.store.walk(layout.OBJECTS)}
 
 
-def judge(
-    found: Snapshots, before: Snapshots, after: Snapshots, *, over: bool = False
-) -> str:
+def judge(found: Snapshots, before: Snapshots, after: Snapshots, *, over: bool = False) -> str:
     """What is wrong with a state in the middle of an operation, or after it; empty if nothing."""
     for number, data in found.items():
         if data not in [known[number] for known in (before, after) if number in known]:
@@ -355,8 +353,13 @@ def judge(
     return ""
 
 
-def recover(world: Path, operation: Operation, shape: Shape, found: Snapshots) -> str:
-    """What the next save and the next retirement do not get right; empty if nothing."""
+def recover(
+    world: Path, operation: Operation, shape: Shape, found: Snapshots, *, strays: bool = False
+) -> str:
+    """What the next save and the next retirement do not get right; empty if nothing.
+
+    `strays`: objects that nothing reaches may stay, since a power cut may take the note of them.
+    """
     root = run_of(world)
     if operation.copies or operation.one_shape:
         operation.begin(world, shape)()
@@ -373,13 +376,18 @@ def recover(world: Path, operation: Operation, shape: Shape, found: Snapshots) -
     for old in found.keys() - operation.retires:
         if later.get(old) != found[old]:
             return f"snapshot {old} changed afterwards"
-    if wrong := unreached(repository):
+    if not strays and (wrong := unreached(repository)):
         return f"left over or missing: {sorted(wrong)[:3]}"
-    # Documents that were being written when the process died hold nothing.
-    findings = [item for item in repository.verify().findings if not item.path.endswith(".tmp")]
+    findings = [
+        item
+        for item in repository.verify().findings
+        # Documents that were being written when the process died hold nothing.
+        if not item.path.endswith(".tmp")
+        if not strays or item.severity in ("damage", "unknown")
+    ]
     if findings or repository.leases():
         return f"left over: {findings[:3]} {repository.leases()[:1]}"
     repository.retire(number)
-    if number in repository.numbers() or unreached(repository):
+    if number in repository.numbers() or (unreached(repository) and not strays):
         return "the next retirement left something"
     return ""
