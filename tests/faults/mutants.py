@@ -227,7 +227,7 @@ STORAGE = (
     ),
     Mutant(
         "objects-publish-other", "storage/objects.py",
-        'if marker["publishes"] != key:', "if False:", MEMORY,
+        'if marker["publishes"] != key:', "if False:", ("tests/faults/test_safeguards.py",),
     ),
     Mutant(
         "objects-put-fenced", "storage/objects.py",
@@ -485,7 +485,7 @@ READING = (
     Mutant(
         "segment-select-live", "reading/segment.py",
         "self._batches_of(positions if self.live is None else self.live[positions])",
-        "self._batches_of(positions)", BASE,
+        "self._batches_of(positions)", only(BASE, "died_in_steps"),
     ),
     Mutant(
         "segment-plan-live", "reading/segment.py",

@@ -53,7 +53,7 @@ def power_loss(found: dict[str, Any]) -> list[str]:
         (
             f"{found['states']} states of the disk at {found['cuts']} cuts, {found['violations']} "
             f"violations. {found['distinct']} of the states differ in some file; {found['opened']} "
-            "differ in what a reader of published snapshots can come to, and each of these was made a "
+            "differ in what a reader of published snapshots can see, and each of these was made a "
             f"folder, opened and read in full. On {found['recovered']} the next save and the next "
             f"retirement were tried. {found['operations']} operations, {found['shapes']} shapes of "
             f"snapshots; {found['seconds']} s."
@@ -67,8 +67,8 @@ def mutants(found: dict[str, Any]) -> list[str]:
         "## Mutants",
         "",
         (
-            f"{found['killed']} of {found['mutants']} killed, in {found['files']} files; survivors: "
-            f"{survivors}. {found['seconds']} s."
+            f"{found['killed']} of {found['mutants']} killed, in {found['files']} files; "
+            f"survivors: {survivors}. {found['seconds']} s."
         ),
         "",
         *table(

@@ -60,7 +60,11 @@ def test_a_sample_is_killed(mutants: ModuleType) -> None:
 def test_a_change_without_effect_survives(mutants: ModuleType) -> None:
     """Or a broken copy would count as killing everything."""
     mutant = mutants.Mutant(
-        "no-effect", "storage/posix.py", "def write_all(", "\ndef write_all(", mutants.ORDER
+        "no-effect",
+        "storage/posix.py",
+        "def write_all(",
+        "\ndef write_all(",
+        ("tests/faults/test_safeguards.py",),
     )
     with mutants.copied() as tree:
         assert mutants.judge(tree, mutant, 200)["outcome"] == "survived"

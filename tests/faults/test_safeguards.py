@@ -5,8 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from snapfmt.errors import CorruptObject, MissingObject
+from snapfmt.errors import CorruptObject, InputError, MissingObject
 from snapfmt.storage.local import LocalStore
+from snapfmt.storage.memory import MemoryClient
+from snapfmt.storage.objects import ObjectStore
 
 
 @pytest.fixture
@@ -38,3 +40,13 @@ def test_a_file_that_shrinks_while_it_is_read_is_damage(
         store.get("pins/a.json", limit=100)
     with pytest.raises(CorruptObject, match="truncated"):
         store.get_range("pins/a.json", 0, 8)
+
+
+@pytest.mark.req("S-14")
+def test_a_workspace_of_a_bucket_publishes_what_its_marker_names_and_nothing_else() -> None:
+    store = ObjectStore(MemoryClient())
+    store.open_workspace("attempts/a", publishes="snapshots/one/manifest.json")
+    with pytest.raises(InputError, match="something else"):
+        store.publish("attempts/a", "snapshots/two", "manifest.json", b"{}")
+    assert store.names("snapshots") == []
+    store.publish("attempts/a", "snapshots/one", "manifest.json", b"{}")
