@@ -246,7 +246,7 @@ STORAGE = (
     Mutant(
         "objects-journal-owner", "storage/objects.py",
         "item.modified_ns >= since - _SKEW_NS and self._owner(item.key) == key",
-        "item.modified_ns >= since - _SKEW_NS", (*MEMORY, "tests/unit/test_transfer.py"),
+        "item.modified_ns >= since - _SKEW_NS", only(COPY, "ran_out or taken_over or bucket"),
     ),
     Mutant(
         "objects-unpublish-order", "storage/objects.py",
@@ -285,12 +285,12 @@ WRITING = (
     Mutant(
         "pack-failure", "writing/pack.py",
         "        self._stop()\n        self._raise()\n", "        self._stop()\n",
-        ("tests/faults/test_crash_points.py", "-k", "error"),
+        ("tests/faults/test_surroundings.py", "-k", "injection or full"),
     ),
     Mutant(
         "pack-alignment", "writing/pack.py",
         "        self._put(current, bytes(pack.padding(current.size)))\n", "",
-        ("tests/conformance",  "-k", "golden or second"),
+        ("tests/conformance/test_golden.py",),
     ),
     Mutant(
         "part-sync", "writing/part.py",
@@ -298,11 +298,12 @@ WRITING = (
     ),
     Mutant(
         "part-lease", "writing/part.py",
-        "if not self._store.has_workspace(self._workspace):", "if False:", (*PART, *ATTEMPT),
+        "if not self._store.has_workspace(self._workspace):", "if False:",
+        only(PART, "abandoned_attempt"),
     ),
     Mutant(
         "part-deadline", "writing/part.py",
-        "if time.time_ns() > self._ticket.deadline_ns:", "if False:", PART,
+        "if time.time_ns() > self._ticket.deadline_ns:", "if False:", only(PART, "deadline"),
     ),
     Mutant(
         "part-forked-child", "writing/part.py",
@@ -316,32 +317,34 @@ WRITING = (
     ),
     Mutant(
         "attempt-lease-check", "writing/attempt.py",
-        "        self._check_lease()\n        metadata", "        metadata", ATTEMPT,
+        "        self._check_lease()\n        metadata", "        metadata",
+        only(ATTEMPT, "taken_over"),
     ),
     Mutant(
         "attempt-lost-object", "writing/attempt.py",
-        "if size is None or size < end:", "if False:", ATTEMPT,
+        "if size is None or size < end:", "if False:", only(ATTEMPT, "not_whole"),
     ),
     Mutant(
         "attempt-short-object", "writing/attempt.py",
-        "if size is None or size < end:", "if size is None:", ATTEMPT,
+        "if size is None or size < end:", "if size is None:", only(ATTEMPT, "not_whole"),
     ),
     Mutant(
         "attempt-index-digest", "writing/attempt.py",
-        "        digest.check(data, receipt.index_digest, what=key)\n", "", ATTEMPT,
+        "        digest.check(data, receipt.index_digest, what=key)\n", "",
+        only(ATTEMPT, "not_whole"),
     ),
     Mutant(
         "attempt-foreign-receipt", "writing/attempt.py",
-        "if receipt.attempt_id != self.id:", "if False:", ATTEMPT,
+        "if receipt.attempt_id != self.id:", "if False:", only(ATTEMPT, "receipts_must"),
     ),
     Mutant(
         "attempt-part-twice", "writing/attempt.py",
-        "if len(set(names)) != len(names):", "if False:", ATTEMPT,
+        "if len(set(names)) != len(names):", "if False:", only(ATTEMPT, "receipts_must"),
     ),
     Mutant(
         "attempt-foreign-pack", "writing/attempt.py",
         "        if self._base is not None:\n            check_reach",
-        "        if False:\n            check_reach", BASE,
+        "        if False:\n            check_reach", only(BASE, "does_not_is_refused"),
     ),
     Mutant(
         "attempt-read-back", "writing/attempt.py",
@@ -350,34 +353,36 @@ WRITING = (
     Mutant(
         "attempt-settle", "writing/attempt.py",
         "            self._store.sync([layout.manifest_key(self.number)])\n",
-        "            pass\n", ATTEMPT,
+        "            pass\n", only(ATTEMPT, "may_not_be_durable"),
     ),
     Mutant(
         "attempt-whose-manifest", "writing/attempt.py",
         'return "ours" if found.write_id == manifest.write_id else "theirs"', 'return "ours"',
-        ATTEMPT,
+        only(ATTEMPT, "conflict"),
     ),
     Mutant(
         "attempt-unknown", "writing/attempt.py",
-        'if outcome == "unknown" or isinstance(error, OutcomeUnknownError):', "if False:", ATTEMPT,
+        'if outcome == "unknown" or isinstance(error, OutcomeUnknownError):', "if False:",
+        only(ATTEMPT, "unknown"),
     ),
     Mutant(
         "attempt-reclaim-fence", "writing/attempt.py",
-        "    store.fence_workspace(workspace, by_owner=by_owner)\n", "", ATTEMPT,
+        "    store.fence_workspace(workspace, by_owner=by_owner)\n", "",
+        only(ATTEMPT, "take_over or taken_over or mid_clean_up"),
     ),
     Mutant(
         "attempt-reclaim-published", "writing/attempt.py",
-        "    if not _published(store, attempt_id):", "    if True:", ATTEMPT,
+        "    if not _published(store, attempt_id):", "    if True:", only(ATTEMPT, "keeps_what"),
     ),
     Mutant(
         "attempt-reclaim-in-doubt", "writing/attempt.py",
         "            except SnapfmtError:\n                return True\n",
-        "            except SnapfmtError:\n                continue\n", ATTEMPT,
+        "            except SnapfmtError:\n                continue\n", only(ATTEMPT, "in_doubt"),
     ),
     Mutant(
         "attempt-reclaim-retired", "writing/attempt.py",
         "for document in (layout.MANIFEST, layout.RETIRING, layout.RETIRED):",
-        "for document in (layout.MANIFEST,):", RETIRE,
+        "for document in (layout.MANIFEST,):", only(RETIRE, "clean_up_never_takes"),
     ),
     Mutant(
         "attempt-forked-child", "writing/attempt.py",
@@ -405,7 +410,8 @@ WRITING = (
     ),
     Mutant(
         "retire-held", "writing/retire.py",
-        "if reason := held.numbers.get(number):", "if reason := None:", RETIRE,
+        "if reason := held.numbers.get(number):", "if reason := None:",
+        only(RETIRE, "builds_on_is_not_retired or pinned"),
     ),
     Mutant(
         "retire-out-is-durable", "writing/retire.py",
@@ -423,62 +429,68 @@ WRITING = (
     ),
     Mutant(
         "retire-shared-objects", "writing/retire.py",
-        "sorted(group - keep)", "sorted(group)", RETIRE,
+        "sorted(group - keep)", "sorted(group)", only(RETIRE, "only_the_retired or packs_go"),
     ),
     Mutant(
         "retire-held-objects", "writing/retire.py", "self._remove(item, kept | waiting)",
-        "self._remove(item, kept)", RETIRE,
+        "self._remove(item, kept)", only(RETIRE, "held_stays or running_save_wrote"),
     ),
     Mutant(
         "retire-running-saves", "writing/retire.py",
-        "            found.objects.update(self._store.journal(workspace))\n", "", RETIRE,
+        "            found.objects.update(self._store.journal(workspace))\n", "",
+        only(RETIRE, "running_save_wrote"),
     ),
     Mutant(
         "retire-save-without-lease", "writing/retire.py",
-        "if lease is None and self._store.has_workspace(workspace):", "if False:", RETIRE,
+        "if lease is None and self._store.has_workspace(workspace):", "if False:",
+        only(RETIRE, "nothing_is_removed or without_a_lease"),
     ),
     Mutant(
         "retire-unknown-feature", "writing/retire.py",
-        '        compat.require(manifest.features, "collect", what=key)\n', "", RETIRE,
+        '        compat.require(manifest.features, "collect", what=key)\n', "",
+        only(RETIRE, "nothing_is_removed"),
     ),
     Mutant(
         "retire-unreadable", "writing/retire.py",
         "                if self._is_there(number):\n                    raise _unreadable",
-        "                if False:\n                    raise _unreadable", RETIRE,
+        "                if False:\n                    raise _unreadable",
+        only(RETIRE, "becomes_unknown or nothing_is_removed"),
     ),
     Mutant(
         "retire-foreign-manifest", "writing/retire.py",
         "if (manifest.number, manifest.repository_id) != (number, self._repository_id):",
-        "if False:", RETIRE,
+        "if False:", only(RETIRE, "anothers_removes or nothing_is_removed"),
     ),
     Mutant(
         "carry-bitmap", "writing/carry.py",
         "bits[self.kept if live is None else live[self.kept]] = True",
-        "bits[self.kept] = True", BASE,
+        "bits[self.kept] = True", only(BASE, "selection_of_a_selection"),
     ),
     Mutant(
         "carry-keys", "writing/carry.py",
         "return found if self.kept is None else found.take(pa.array(self.kept))",
-        "return found[: self.rows]", BASE,
+        "return found[: self.rows]", only(BASE, "selection or mask"),
     ),
     Mutant(
         "carry-repeated-key", "writing/carry.py",
-        "        if len(repeated):", "        if False:", BASE,
+        "        if len(repeated):", "        if False:", only(BASE, "carried_row_has"),
     ),
     Mutant(
-        "carry-twice", "writing/carry.py", "if number in self._taken:", "if False:", BASE,
+        "carry-twice", "writing/carry.py", "if number in self._taken:", "if False:",
+        only(BASE, "carried_once"),
     ),
     Mutant(
-        "base-reach", "writing/base.py", "if name not in reached:", "if False:", BASE,
+        "base-reach", "writing/base.py", "if name not in reached:", "if False:",
+        only(BASE, "does_not_is_refused"),
     ),
     Mutant(
         "base-taken-out", "writing/base.py",
         "if (manifest.number, manifest.repository_id) != (number, repository_id):", "if False:",
-        (*BASE, *RETIRE),
+        (*BASE, *only(RETIRE, "taken_out or went_out")),
     ),
     Mutant(
         "base-lease", "writing/base.py", "if lease.attempt_id != ticket.attempt_id:", "if False:",
-        BASE,
+        only(BASE, "lease"),
     ),
 )  # fmt: skip
 READING = (
