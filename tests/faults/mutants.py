@@ -39,6 +39,7 @@ COPY = ("tests/unit/test_transfer.py",)
 LATE = ("tests/faults/test_bucket_publications.py",)
 REQUESTS = ("tests/faults/test_bucket_faults.py",)
 LINKS = ("tests/faults/test_surroundings.py", "-k", "link or safely or vanished")
+SAFEGUARDS = ("tests/faults/test_safeguards.py",)
 CORRUPT = ("tests/faults/test_corruption.py",)
 
 
@@ -129,7 +130,7 @@ STORAGE = (
         "            if not piece:\n                raise truncated(key, offset + size, offset + d"
         "one)\n            pieces.append(piece)\n",
         "            pieces.append(piece or bytes(size - done))\n",
-        ("tests/faults/test_safeguards.py",),
+        SAFEGUARDS,
     ),
     Mutant(
         "local-closed", "storage/local.py",
@@ -187,7 +188,7 @@ STORAGE = (
     Mutant(
         "posix-regular-file", "storage/posix.py",
         "    if not stat.S_ISREG(os.fstat(descriptor).st_mode):", "    if False:",
-        ("tests/faults/test_safeguards.py",),
+        SAFEGUARDS,
     ),
     Mutant(
         "objects-condition", "storage/objects.py",
@@ -227,7 +228,7 @@ STORAGE = (
     ),
     Mutant(
         "objects-publish-other", "storage/objects.py",
-        'if marker["publishes"] != key:', "if False:", ("tests/faults/test_safeguards.py",),
+        'if marker["publishes"] != key:', "if False:", SAFEGUARDS,
     ),
     Mutant(
         "objects-put-fenced", "storage/objects.py",
@@ -308,7 +309,7 @@ WRITING = (
     Mutant(
         "part-forked-child", "writing/part.py",
         "if not self._done and self._pid == os.getpid():", "if not self._done:",
-        ("tests/unit/test_refusals.py", "-k", "forked"),
+        SAFEGUARDS,
     ),
     Mutant(
         "attempt-lease-ran-out", "writing/attempt.py",
@@ -318,7 +319,7 @@ WRITING = (
     Mutant(
         "attempt-lease-check", "writing/attempt.py",
         "        self._check_lease()\n        metadata", "        metadata",
-        only(ATTEMPT, "taken_over"),
+        SAFEGUARDS,
     ),
     Mutant(
         "attempt-lost-object", "writing/attempt.py",
@@ -335,11 +336,11 @@ WRITING = (
     ),
     Mutant(
         "attempt-foreign-receipt", "writing/attempt.py",
-        "if receipt.attempt_id != self.id:", "if False:", only(ATTEMPT, "receipts_must"),
+        "if receipt.attempt_id != self.id:", "if False:", SAFEGUARDS,
     ),
     Mutant(
         "attempt-part-twice", "writing/attempt.py",
-        "if len(set(names)) != len(names):", "if False:", only(ATTEMPT, "receipts_must"),
+        "if len(set(names)) != len(names):", "if False:", SAFEGUARDS,
     ),
     Mutant(
         "attempt-foreign-pack", "writing/attempt.py",

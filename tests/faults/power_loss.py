@@ -21,8 +21,8 @@ from snapfmt.testing.power_states import cut_all, summary
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--workers", type=int, default=os.cpu_count() or 1)
-    parser.add_argument("--bound", type=int, default=128)
-    parser.add_argument("--recoveries", type=int, default=8)
+    parser.add_argument("--bound", type=int, default=64)
+    parser.add_argument("--recoveries", type=int, default=4)
     given = parser.parse_args()
     began = time.monotonic()
     memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None

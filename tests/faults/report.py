@@ -79,7 +79,7 @@ def mutants(found: dict[str, Any]) -> list[str]:
 
 
 def damages(found: dict[str, Any]) -> list[str]:
-    share = "every one" if found["stride"] == 1 else f"one in {found['stride']} of each kind"
+    share = "every one" if found["stride"] == 1 else f"of bits and lengths one in {found['stride']}"
     kinds = found["kinds"].items()
     return [
         "## Corruption",

@@ -5,10 +5,15 @@ from pathlib import Path
 
 import pytest
 
-from snapfmt.errors import CorruptObject, InputError, MissingObject
+from snapfmt import Repository
+from snapfmt.errors import CorruptObject, InputError, LeaseExpired, MissingObject
+from snapfmt.format import layout
 from snapfmt.storage.local import LocalStore
 from snapfmt.storage.memory import MemoryClient
 from snapfmt.storage.objects import ObjectStore
+from snapfmt.testing.stores import CountingStore
+from snapfmt.writing.attempt import Attempt
+from snapfmt_schemas.attempt import Receipt
 
 
 @pytest.fixture
@@ -50,3 +55,46 @@ def test_a_workspace_of_a_bucket_publishes_what_its_marker_names_and_nothing_els
         store.publish("attempts/a", "snapshots/two", "manifest.json", b"{}")
     assert store.names("snapshots") == []
     store.publish("attempts/a", "snapshots/one", "manifest.json", b"{}")
+
+
+def sealed(attempt: Attempt, name: str = "p") -> Receipt:
+    part = attempt.part(name)
+    part.stage("x", b"data")
+    return part.seal()
+
+
+def test_who_was_taken_over_is_refused_before_a_part_is_read(repository: Repository) -> None:
+    store = CountingStore(repository.store)
+    attempt = Repository.open(store).begin()
+    receipt = sealed(attempt)
+    repository.store.fence_workspace(layout.workspace_key(attempt.id))
+    store.reads.clear()
+    with pytest.raises(LeaseExpired):
+        attempt.publish([receipt])
+    assert store.reads == []
+
+
+def test_receipts_are_looked_at_before_what_they_point_at(repository: Repository) -> None:
+    foreign = sealed(repository.begin(number=9))
+    attempt = repository.begin()
+    own = sealed(attempt)
+    with pytest.raises(InputError, match="belongs to another attempt"):
+        attempt.publish([foreign])
+    with pytest.raises(InputError, match="a part comes twice"):
+        attempt.publish([own, own])
+    attempt.publish([own])
+
+
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+def test_a_forked_child_gives_up_no_part_of_its_parent(repository: Repository) -> None:
+    with repository.begin() as attempt:
+        part = attempt.part("p")
+        part.stage("x", b"1")
+        child = os.fork()
+        if child == 0:
+            part.abandon()
+            # What it discards is gone for its parent as well.
+            os._exit(0)
+        assert os.waitpid(child, 0)[1] == 0
+        attempt.publish([part.seal()])
+    assert repository.snapshot().part("p").read("x") == b"1"
