@@ -1,10 +1,11 @@
 """Damages every file of a small repository in every single way, one at a time.
 
 `python tests/faults/damages.py [KIND ...] [--workers N] [--stride N]` prints one JSON object; with
-a stride only one in N of the bits and of the shorter lengths. Kinds: every bit flipped, every shorter length, longer
-files, files that are gone, swapped in pairs, replaced by each other one (older ones among them),
-copied to where they do not belong, and strange files. The audit must tell of each of them, and
-what is read must be what was saved, or a typed error. All of it takes about an hour of one core.
+a stride only one in N of the bits and of the shorter lengths. Kinds: every bit flipped, every
+shorter length, longer files, files that are gone, swapped in pairs, replaced by each other one
+(older ones among them), copied to where they do not belong, and strange files. The audit must
+tell of each of them, and what is read must be what was saved, or a typed error. All of it takes
+about an hour of one core.
 """
 
 import argparse

@@ -398,7 +398,7 @@ WRITING = (
     ),
     Mutant(
         "lease-generation", "writing/lease.py", "lease.generation + 1", "lease.generation",
-        ("tests/unit/test_repository.py", "-k", "lease"),
+        SAFEGUARDS,
     ),
     Mutant(
         "lease-owner-namespace", "writing/owner.py", "or not space or space != here", "",

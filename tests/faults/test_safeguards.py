@@ -98,3 +98,11 @@ def test_a_forked_child_gives_up_no_part_of_its_parent(repository: Repository) -
         assert os.waitpid(child, 0)[1] == 0
         attempt.publish([part.seal()])
     assert repository.snapshot().part("p").read("x") == b"1"
+
+
+def test_each_renewal_of_a_lease_has_a_generation_of_its_own(repository: Repository) -> None:
+    with repository.begin() as attempt:
+        for generation in (1, 2):
+            attempt.renew(100)
+            (lease,) = repository.leases()
+            assert lease.generation == generation
