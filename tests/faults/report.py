@@ -115,7 +115,10 @@ def report(folder: Path) -> str:
     lines = [
         "# Faults: what was enumerated",
         "",
-        f"Written by `make faults` on {datetime.now(UTC):%Y-%m-%d}; {machine()}.",
+        (
+            f"From the commands of `make faults`, {datetime.now(UTC):%Y-%m-%d}; {machine()}. Times are "
+            "those of a clock on the wall, on a machine that did other things as well."
+        ),
     ]
     writers = (crash_points, power_loss, mutants, damages)
     for name, writer in zip(COMMANDS, writers, strict=True):
