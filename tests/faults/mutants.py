@@ -470,7 +470,7 @@ WRITING = (
     Mutant(
         "carry-keys", "writing/carry.py",
         "return found if self.kept is None else found.take(pa.array(self.kept))",
-        "return found[: self.rows]", only(BASE, "selection or mask"),
+        "return found[: self.rows]", only(BASE, "rewritten or died_in_steps"),
     ),
     Mutant(
         "carry-repeated-key", "writing/carry.py",
@@ -487,11 +487,11 @@ WRITING = (
     Mutant(
         "base-taken-out", "writing/base.py",
         "if (manifest.number, manifest.repository_id) != (number, repository_id):", "if False:",
-        (*BASE, *only(RETIRE, "taken_out or went_out")),
+        SAFEGUARDS,
     ),
     Mutant(
         "base-lease", "writing/base.py", "if lease.attempt_id != ticket.attempt_id:", "if False:",
-        only(BASE, "lease"),
+        SAFEGUARDS,
     ),
 )  # fmt: skip
 READING = (
@@ -521,17 +521,17 @@ READING = (
     Mutant(
         "segment-header-digest", "reading/segment.py",
         "if digest.raw_digest([header]) != place.header_digest:", "if False:",
-        ("tests/property/test_hostile_snapshots.py",),
+        VERIFY,
     ),
     Mutant(
         "segment-arrow-header", "reading/segment.py",
         "    if header != arrow_stream.batch_header(", "    if not arrow_stream.batch_header(",
-        VERIFY,
+        SAFEGUARDS,
     ),
     Mutant(
         "segment-stored-keys", "reading/segment.py",
         "            if stored != keys[", "            if not stored and keys[",
-        ("tests/property/test_hostile_snapshots.py", "tests/unit/test_verify.py"),
+        ("tests/property/test_hostile_snapshots.py", "-k", "inside"),
     ),
     Mutant(
         "source-digest", "reading/source.py",
@@ -540,7 +540,7 @@ READING = (
     Mutant(
         "source-range", "reading/source.py",
         "if offset < 0 or size < 0 or offset + size > location.size:", "if False:",
-        ("tests/property/test_hostile_snapshots.py", "tests/unit/test_bounds.py"),
+        ("tests/property/test_hostile_snapshots.py", "-k", "part_index"),
     ),
     Mutant(
         "chunk-digest", "format/chunks.py",
@@ -559,11 +559,11 @@ READING = (
     ),
     Mutant(
         "snapshot-record-count", "reading/snapshot.py", "if len(places) != item.records:",
-        "if False:", ("tests/property/test_hostile_snapshots.py",),
+        "if False:", ("tests/property/test_hostile_snapshots.py", "-k", "inside or part_index"),
     ),
     Mutant(
         "snapshot-frames", "reading/snapshot.py", "if position != item.location.size:",
-        "if False:", ("tests/unit/test_bounds.py", "tests/property/test_hostile_snapshots.py"),
+        "if False:", ("tests/unit/test_bounds.py", "-k", "record_index"),
     ),
     Mutant(
         "verify-missing", "reading/verify.py",
@@ -596,7 +596,7 @@ READING = (
     ),
     Mutant(
         "verify-line-sizes", "reading/checks.py", "if len(line) != place.line_size:", "if False:",
-        ("tests/property/test_hostile_snapshots.py", "tests/unit/test_verify.py"),
+        ("tests/property/test_hostile_snapshots.py", "-k", "inside"),
     ),
     Mutant(
         "verify-repeated-key", "reading/verify.py", "if len(keys) != before + item.rows:",

@@ -116,8 +116,8 @@ def report(folder: Path) -> str:
         "# Faults: what was enumerated",
         "",
         (
-            f"From the commands of `make faults`, {datetime.now(UTC):%Y-%m-%d}; {machine()}. Times are "
-            "those of a clock on the wall, on a machine that did other things as well."
+            f"From the commands of `make faults`, {datetime.now(UTC):%Y-%m-%d}; {machine()}. Times "
+            "are those of a clock on the wall, on a machine that did other things as well."
         ),
     ]
     writers = (crash_points, power_loss, mutants, damages)

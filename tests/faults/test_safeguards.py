@@ -2,15 +2,17 @@
 
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from snapfmt import Repository
-from snapfmt.errors import CorruptObject, InputError, LeaseExpired, MissingObject
-from snapfmt.format import layout
+from snapfmt.errors import CorruptObject, FormatError, InputError, LeaseExpired, MissingObject
+from snapfmt.format import arrow_stream, layout
 from snapfmt.storage.local import LocalStore
 from snapfmt.storage.memory import MemoryClient
 from snapfmt.storage.objects import ObjectStore
+from snapfmt.testing.samples import save
 from snapfmt.testing.stores import CountingStore
 from snapfmt.writing.attempt import Attempt
 from snapfmt_schemas.attempt import Receipt
@@ -106,3 +108,45 @@ def test_each_renewal_of_a_lease_has_a_generation_of_its_own(repository: Reposit
             attempt.renew(100)
             (lease,) = repository.leases()
             assert lease.generation == generation
+
+
+def test_a_base_that_was_taken_out_is_the_one_that_the_lease_names(repository: Repository) -> None:
+    for value in (1, 2):
+        save(repository, value=value)
+    folder = Path(repository.location) / "snapshots"
+    with repository.begin(base=1) as attempt:
+        part = attempt.part("p")
+        (folder / "snapshot_000001/manifest.json").unlink()
+        other = (folder / "snapshot_000002/manifest.json").read_bytes()
+        (folder / "snapshot_000001/retiring.json").write_bytes(other)
+        with pytest.raises(FormatError, match="not the manifest of this snapshot"):
+            _ = part.base
+
+
+def test_the_base_is_read_from_ones_own_lease(repository: Repository) -> None:
+    save(repository, value=1)
+    leases = Path(repository.location) / "attempts"
+    with repository.begin() as other, repository.begin(base=1) as attempt:
+        part = attempt.part("p")
+        foreign = (leases / f"{other.id}.json").read_bytes()
+        (leases / f"{attempt.id}.json").write_bytes(foreign)
+        with pytest.raises(FormatError, match="another attempt's"):
+            _ = part.base
+
+
+def test_arrow_metadata_that_its_writer_got_wrong_is_found(
+    repository: Repository, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every digest fits: only readers that know nothing but Arrow would see other rows."""
+    real = arrow_stream.batch_header
+
+    def wrong(*args: Any) -> bytes:
+        header = bytearray(real(*args))
+        header[-12] ^= 1
+        return bytes(header)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(arrow_stream, "batch_header", wrong)
+        save(repository, value=1)
+    assert repository.snapshot().table("rows/train").num_rows == 3
+    assert any("Arrow metadata" in item.message for item in repository.verify().damage)
