@@ -540,7 +540,7 @@ READING = (
     Mutant(
         "source-range", "reading/source.py",
         "if offset < 0 or size < 0 or offset + size > location.size:", "if False:",
-        ("tests/property/test_hostile_snapshots.py", "-k", "part_index"),
+        SAFEGUARDS,
     ),
     Mutant(
         "chunk-digest", "format/chunks.py",

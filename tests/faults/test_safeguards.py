@@ -9,6 +9,8 @@ import pytest
 from snapfmt import Repository
 from snapfmt.errors import CorruptObject, FormatError, InputError, LeaseExpired, MissingObject
 from snapfmt.format import arrow_stream, layout
+from snapfmt.limits import DEFAULT_LIMITS
+from snapfmt.reading.source import Source
 from snapfmt.storage.local import LocalStore
 from snapfmt.storage.memory import MemoryClient
 from snapfmt.storage.objects import ObjectStore
@@ -16,6 +18,7 @@ from snapfmt.testing.samples import save
 from snapfmt.testing.stores import CountingStore
 from snapfmt.writing.attempt import Attempt
 from snapfmt_schemas.attempt import Receipt
+from snapfmt_schemas.part import Location
 
 
 @pytest.fixture
@@ -150,3 +153,16 @@ def test_arrow_metadata_that_its_writer_got_wrong_is_found(
         save(repository, value=1)
     assert repository.snapshot().table("rows/train").num_rows == 3
     assert any("Arrow metadata" in item.message for item in repository.verify().damage)
+
+
+def test_a_range_never_leaves_its_entry(repository: Repository) -> None:
+    """Also where the pack goes on behind it: those bytes are another entry's."""
+    with repository.begin() as attempt:
+        attempt.publish([sealed(attempt)])
+    place = repository.snapshot().part("p").entry("x").location
+    source = Source(repository.store, DEFAULT_LIMITS)
+    inner = Location(pack=place.pack, offset=place.offset, size=2)
+    assert source.unchecked(inner, 0, 2) == b"da"
+    for offset, size in ((0, 3), (1, 2), (-1, 2), (3, 0)):
+        with pytest.raises(CorruptObject, match="leaves its entry"):
+            source.unchecked(inner, offset, size)
