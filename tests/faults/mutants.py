@@ -531,7 +531,7 @@ READING = (
     Mutant(
         "segment-stored-keys", "reading/segment.py",
         "            if stored != keys[", "            if not stored and keys[",
-        ("tests/property/test_hostile_snapshots.py", "-k", "inside"),
+        SAFEGUARDS,
     ),
     Mutant(
         "source-digest", "reading/source.py",
@@ -563,7 +563,7 @@ READING = (
     ),
     Mutant(
         "snapshot-frames", "reading/snapshot.py", "if position != item.location.size:",
-        "if False:", ("tests/unit/test_bounds.py", "-k", "record_index"),
+        "if False:", SAFEGUARDS,
     ),
     Mutant(
         "verify-missing", "reading/verify.py",
@@ -683,7 +683,7 @@ TRANSFER = (
     ),
     Mutant(
         "claim-ran-out", "transfer/claim.py",
-        "if time.time_ns() > lease.expires_at_ns:", "if False:", only(COPY, "lease or ran_out"),
+        "if time.time_ns() > lease.expires_at_ns:", "if False:", SAFEGUARDS,
     ),
     Mutant(
         "claim-sweep-living", "transfer/claim.py",

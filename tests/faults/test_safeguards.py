@@ -8,14 +8,16 @@ import pytest
 
 from snapfmt import Repository
 from snapfmt.errors import CorruptObject, FormatError, InputError, LeaseExpired, MissingObject
-from snapfmt.format import arrow_stream, layout
+from snapfmt.format import arrow_stream, jsonl, layout
 from snapfmt.limits import DEFAULT_LIMITS
+from snapfmt.reading.segment import SegmentReader
 from snapfmt.reading.source import Source
 from snapfmt.storage.local import LocalStore
 from snapfmt.storage.memory import MemoryClient
 from snapfmt.storage.objects import ObjectStore
 from snapfmt.testing.samples import save
 from snapfmt.testing.stores import CountingStore
+from snapfmt.transfer.claim import Claim
 from snapfmt.writing.attempt import Attempt
 from snapfmt_schemas.attempt import Receipt
 from snapfmt_schemas.part import Location
@@ -166,3 +168,35 @@ def test_a_range_never_leaves_its_entry(repository: Repository) -> None:
     for offset, size in ((0, 3), (1, 2), (-1, 2), (3, 0)):
         with pytest.raises(CorruptObject, match="leaves its entry"):
             source.unchecked(inner, offset, size)
+
+
+def test_keys_of_the_rows_that_differ_from_the_list_of_keys_are_found(
+    repository: Repository, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save(repository, value=1)
+    assert repository.verify().findings == []
+    real = SegmentReader._all_keys
+    monkeypatch.setattr(SegmentReader, "_all_keys", lambda self: real(self)[::-1])
+    assert any("keys of the rows differ" in item.message for item in repository.verify().damage)
+
+
+def test_bytes_behind_the_last_frame_of_a_record_file_are_damage(
+    repository: Repository, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = jsonl.LinesEncoder.flush
+    with monkeypatch.context() as patch, repository.begin() as attempt:
+        patch.setattr(jsonl.LinesEncoder, "flush", lambda self: real(self) + b"more")
+        part = attempt.part("p")
+        part.records("lines", [b'{"id":"1"}'], key="id")
+        attempt.publish([part.seal()])
+    with pytest.raises(FormatError, match="do not cover the entry"):
+        repository.snapshot().part("p").read("lines")
+    assert repository.verify().damage
+
+
+def test_a_copy_whose_lease_ran_out_does_not_publish(repository: Repository) -> None:
+    claim = Claim(repository.store, 1, lease_seconds=-1)
+    with pytest.raises(LeaseExpired, match="ran out"):
+        claim.check()
+    claim.close()
+    Claim(repository.store, 1, lease_seconds=100).check()
