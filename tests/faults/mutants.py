@@ -559,7 +559,7 @@ READING = (
     ),
     Mutant(
         "snapshot-record-count", "reading/snapshot.py", "if len(places) != item.records:",
-        "if False:", ("tests/property/test_hostile_snapshots.py", "-k", "inside or part_index"),
+        "if False:", SAFEGUARDS,
     ),
     Mutant(
         "snapshot-frames", "reading/snapshot.py", "if position != item.location.size:",
@@ -596,7 +596,7 @@ READING = (
     ),
     Mutant(
         "verify-line-sizes", "reading/checks.py", "if len(line) != place.line_size:", "if False:",
-        ("tests/property/test_hostile_snapshots.py", "-k", "inside"),
+        SAFEGUARDS,
     ),
     Mutant(
         "verify-repeated-key", "reading/verify.py", "if len(keys) != before + item.rows:",

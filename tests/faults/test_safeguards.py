@@ -1,6 +1,7 @@
 """Safeguards behind other safeguards: each holds by itself, also where another one fails first."""
 
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,11 +11,14 @@ from snapfmt import Repository
 from snapfmt.errors import CorruptObject, FormatError, InputError, LeaseExpired, MissingObject
 from snapfmt.format import arrow_stream, jsonl, layout
 from snapfmt.limits import DEFAULT_LIMITS
+from snapfmt.reading import checks
 from snapfmt.reading.segment import SegmentReader
+from snapfmt.reading.snapshot import Part
 from snapfmt.reading.source import Source
 from snapfmt.storage.local import LocalStore
 from snapfmt.storage.memory import MemoryClient
 from snapfmt.storage.objects import ObjectStore
+from snapfmt.testing.forgery import forge
 from snapfmt.testing.samples import save
 from snapfmt.testing.stores import CountingStore
 from snapfmt.transfer.claim import Claim
@@ -200,3 +204,38 @@ def test_a_copy_whose_lease_ran_out_does_not_publish(repository: Repository) -> 
         claim.check()
     claim.close()
     Claim(repository.store, 1, lease_seconds=100).check()
+
+
+def records(repository: Repository) -> Part:
+    with repository.begin() as attempt:
+        part = attempt.part("p")
+        part.records("lines", [b'{"id":"1"}', b'{"id":"2"}'], key="id")
+        attempt.publish([part.seal()])
+    return repository.snapshot().part("p")
+
+
+def test_a_record_file_holds_as_many_records_as_its_entry_says(repository: Repository) -> None:
+    assert records(repository).read("lines").count(b"\n") == 2
+
+    def more(index: dict[str, Any], _: dict[str, bytearray]) -> None:
+        for entry in index["entries"]:
+            if entry["path"] == "lines":
+                entry["records"] = 3
+
+    forge(Path(repository.location), 1, "p", more)
+    with pytest.raises(FormatError, match="2 records, not 3"):
+        repository.snapshot().part("p").read("lines")
+
+
+def test_an_index_that_points_beside_the_lines_is_found(
+    repository: Repository, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    part = records(repository)
+    checks.check_records(part, "lines")
+    beside = [
+        replace(place, line_size=place.line_size - 1)
+        for place in part.line_places(part.entry("lines"))
+    ]
+    monkeypatch.setattr(Part, "line_places", lambda *_: beside)
+    with pytest.raises(FormatError, match="does not point at the lines"):
+        checks.check_records(part, "lines")
