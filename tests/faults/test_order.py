@@ -147,3 +147,24 @@ def test_a_new_repository_is_durable_before_it_is_used(tmp_path: Path) -> None:
     assert trace.synced(temporary, written, named)
     assert trace.synced(".", named, len(trace.calls))
     assert trace.synced("..", -1, len(trace.calls)), "the folder's own name is not durable"
+
+
+# Steps of the store that callers rely on by themselves
+
+
+@pytest.mark.req("S-6", "S-9")
+@pytest.mark.parametrize("step", ["fence", "unpublish"])
+def test_a_step_of_the_store_is_durable_when_it_returns(tmp_path: Path, step: str) -> None:
+    store = local.LocalStore(tmp_path, create=True)
+    store.open_workspace("attempts/a", publishes="snapshots/s/manifest.json")
+    store.publish("attempts/a", "snapshots/s", "manifest.json", b"{}")
+    with pytest.MonkeyPatch.context() as patch:
+        calls = SystemCalls(tmp_path).install(patch)
+        if step == "fence":
+            assert store.fence_workspace("attempts/a")
+        else:
+            store.unpublish("snapshots/s", "manifest.json", "retiring.json")
+    trace = Trace(tmp_path, calls.calls)
+    (moved,) = trace.at("rename", lambda _: True)
+    folder = "attempts" if step == "fence" else "snapshots/s"
+    assert trace.synced(folder, moved, len(trace.calls))

@@ -1,0 +1,797 @@
+"""Takes one safeguard at a time out of the code, and shows that some test then fails.
+
+`python tests/faults/mutants.py [NAME ...] [--list] [--seconds N]` applies the named mutants, or
+all, each alone in a copy of the tree, runs the tests that are to notice it, and prints one JSON
+object. A mutant is killed when a test fails, or when the tests do not end in time. One whose old
+text is not there exactly once is an error, so that the list cannot rot. About ten minutes in all
+on two idle cores.
+"""
+
+import argparse
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+COPIED = ("snapfmt", "schemas", "coordinator", "tests", "spec", "pyproject.toml")
+
+ORDER = ("tests/faults/test_order.py",)
+RETIRE_ORDER = ("tests/faults/test_retire_crashes.py", "-k", "order or durable")
+POWER = ("tests/faults/test_power_loss.py", "-k", "no_power_cut")
+LOCAL = ("tests/conformance/test_store_suite.py", "-k", "TestLocalStore")
+MEMORY = ("tests/conformance/test_store_suite.py", "-k", "Object or Memory")
+ATTEMPT = ("tests/unit/test_attempt.py",)
+RETIRE = ("tests/unit/test_retire.py",)
+PART = ("tests/unit/test_part_writer.py",)
+BASE = ("tests/unit/test_incremental.py",)
+VERIFY = ("tests/unit/test_verify.py",)
+LIVE = ("tests/unit/test_live_rows.py",)
+COPY = ("tests/unit/test_transfer.py",)
+LATE = ("tests/faults/test_bucket_publications.py",)
+REQUESTS = ("tests/faults/test_bucket_faults.py",)
+LINKS = ("tests/faults/test_surroundings.py", "-k", "link or safely or vanished")
+SAFEGUARDS = ("tests/faults/test_safeguards.py",)
+CORRUPT = ("tests/faults/test_corruption.py",)
+
+
+@dataclass(frozen=True, slots=True)
+class Mutant:
+    """One small change of the source, and the tests that are to notice it."""
+
+    name: str
+    file: str
+    """Below `snapfmt/`."""
+    old: str
+    new: str
+    tests: tuple[str, ...]
+    """Arguments of pytest."""
+
+    def apply(self, tree: Path) -> str:
+        """Change the file; returns what it held."""
+        path = tree / "snapfmt" / self.file
+        text = path.read_text("utf-8")
+        if (count := text.count(self.old)) != 1:
+            raise LookupError(f"{self.name}: the old text is {count} times in {self.file}")
+        path.write_text(text.replace(self.old, self.new), "utf-8")
+        return text
+
+
+def only(tests: tuple[str, ...], words: str) -> tuple[str, ...]:
+    """Those tests of one file whose names have these words."""
+    return (tests[0], "-k", words)
+
+
+STORAGE = (
+    Mutant(
+        "local-file-sync", "storage/local.py",
+        "            write_all(descriptor, piece)\n        fsync_file(descriptor)\n",
+        "            write_all(descriptor, piece)\n", ORDER,
+    ),
+    Mutant(
+        "local-staged-folder-sync", "storage/local.py",
+        "            fsync_directory(staged)\n", "", ORDER,
+    ),
+    Mutant(
+        "local-root-sync", "storage/local.py",
+        "            fsync_directory(self._root)\n", "", ORDER,
+    ),
+    Mutant(
+        "local-publication-sync", "storage/local.py",
+        "        try:\n            fsync_directory(target.parent)\n        except OSError",
+        "        try:\n            pass\n        except OSError", ORDER,
+    ),
+    Mutant(
+        "local-document-sync", "storage/local.py",
+        "            fsync_directory(target.parent)\n            fsync_directory(target.parent.p",
+        "            fsync_directory(target.parent.p", ORDER,
+    ),
+    Mutant(
+        "local-document-parent-sync", "storage/local.py",
+        "            fsync_directory(target.parent.parent)\n", "", ORDER,
+    ),
+    Mutant(
+        "local-objects-folder-sync", "storage/local.py",
+        "for folder in sorted(folders | {folder.parent for folder in folders}):",
+        "for folder in sorted(folders):", ORDER,
+    ),
+    Mutant(
+        "local-fence-sync", "storage/local.py",
+        "_FENCED))\n            fsync_directory(path.parent)\n", "_FENCED))\n", ORDER,
+    ),
+    Mutant(
+        "local-unpublish-sync", "storage/local.py",
+        "rename(path / kept_as)\n            fsync_directory(path)\n",
+        "rename(path / kept_as)\n", ORDER,
+    ),
+    Mutant(
+        "local-create-exclusive", "storage/local.py",
+        "self._document(key, data, exclusive=True)", "self._document(key, data, exclusive=False)",
+        LOCAL,
+    ),
+    Mutant(
+        "local-conflict", "storage/local.py",
+        "if error.errno in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR):", "if False:", LOCAL,
+    ),
+    Mutant(
+        "local-get-limit", "storage/local.py", "            if size > limit:\n",
+        "            if size < 0:\n", LOCAL,
+    ),
+    Mutant(
+        "local-range-size", "storage/local.py",
+        "            if not piece:\n                raise truncated(key, offset + size, offset + d"
+        "one)\n            pieces.append(piece)\n",
+        "            pieces.append(piece or bytes(size - done))\n",
+        SAFEGUARDS,
+    ),
+    Mutant(
+        "local-closed", "storage/local.py",
+        "            if _says_closed(descriptor, key, os.fstat(descriptor).st_size):",
+        "            if False:", LOCAL,
+    ),
+    Mutant(
+        "local-probe", "storage/local.py",
+        'for name in ("exclusive_rename", "hard_link") if', 'for name in ("hard_link",) if', LINKS,
+    ),
+    Mutant(
+        "local-staged-exists", "storage/local.py",
+        "            staged.mkdir()\n            _write_file(staged / name, [data])",
+        "            target.mkdir(exist_ok=True)\n            staged = target\n"
+        "            _write_file(staged / name, [data])",
+        LOCAL,
+    ),
+    Mutant(
+        "sink-sync", "storage/local_sink.py",
+        "            fsync_file(self._descriptor)\n", "", ORDER,
+    ),
+    Mutant(
+        "sink-journal-first", "storage/local_sink.py",
+        "            os.close(os.open(note, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644))\n"
+        "            self._path.rename(target)\n",
+        "            self._path.rename(target)\n"
+        "            os.close(os.open(note, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644))\n",
+        ORDER,
+    ),
+    Mutant(
+        "posix-unnamed-sync", "storage/posix.py",
+        "        write_all(descriptor, data)\n        fsync_file(descriptor)\n",
+        "        write_all(descriptor, data)\n", ORDER,
+    ),
+    Mutant(
+        "posix-short-write", "storage/posix.py",
+        "    while view:\n        view = view[os.write(descriptor, view) :]\n",
+        "    os.write(descriptor, view)\n",
+        ("tests/faults/test_surroundings.py", "-k", "short_write"),
+    ),
+    Mutant(
+        "posix-sync-error", "storage/posix.py",
+        "if error.errno not in _NO_DIRECTORY_SYNC:", "if False:",
+        ("tests/unit/test_small_parts.py", "-k", "directory_sync"),
+    ),
+    Mutant(
+        "posix-link-to-file", "storage/posix.py",
+        "flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK", "flags = os.O_RDONLY | os.O_NONBLOC"
+        "K", LINKS,
+    ),
+    Mutant(
+        "posix-link-to-folder", "storage/posix.py",
+        "os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW |", "os.O_RDONLY | os.O_DIRECTORY |", LINKS,
+    ),
+    Mutant(
+        "posix-regular-file", "storage/posix.py",
+        "    if not stat.S_ISREG(os.fstat(descriptor).st_mode):", "    if False:",
+        SAFEGUARDS,
+    ),
+    Mutant(
+        "objects-condition", "storage/objects.py",
+        "key, data, exclusive=True, metadata={WRITE_ID", "key, data, exclusive=False, metadata={WR"
+        "ITE_ID", MEMORY,
+    ),
+    Mutant(
+        "objects-lost-reply", "storage/objects.py",
+        "if info.metadata.get(WRITE_ID) == write_id:", "if False:", REQUESTS,
+    ),
+    Mutant(
+        "objects-any-write-id", "storage/objects.py",
+        "if info.metadata.get(WRITE_ID) == write_id:", "if True:", MEMORY,
+    ),
+    Mutant(
+        "objects-unknown", "storage/objects.py",
+        "        if perhaps:\n            raise _unknown(key, last) from last\n", "", LATE,
+    ),
+    Mutant(
+        "objects-definite-refusal", "storage/objects.py",
+        "                if not perhaps:\n                    raise\n", "                raise\n",
+        LATE,
+    ),
+    Mutant(
+        "objects-fence-closes", "storage/objects.py",
+        'self._create(marker["publishes"], CLOSED)', "pass", LATE,
+    ),
+    Mutant(
+        "objects-fence-by-owner", "storage/objects.py",
+        "if by_owner and key not in self._unsettled:", "if by_owner:", REQUESTS,
+    ),
+    Mutant(
+        "objects-publish-fenced", "storage/objects.py",
+        "        marker = self.require_workspace(workspace)\n        if",
+        '        marker = self._marker(workspace) or {"publishes": key}\n        if',
+        MEMORY,
+    ),
+    Mutant(
+        "objects-publish-other", "storage/objects.py",
+        'if marker["publishes"] != key:', "if False:", SAFEGUARDS,
+    ),
+    Mutant(
+        "objects-put-fenced", "storage/objects.py",
+        "        check_key(key)\n        self.require_workspace(workspace)\n        self._put(",
+        "        check_key(key)\n        self._put(", MEMORY,
+    ),
+    Mutant(
+        "objects-closed", "storage/objects.py",
+        "        if may_be_closed(key, len(data)) and data == CLOSED:", "        if False:", MEMORY,
+    ),
+    Mutant(
+        "objects-range-size", "storage/objects.py",
+        "            if len(data) != size:\n                raise", "            if False:\n"
+        "                raise", MEMORY,
+    ),
+    Mutant(
+        "objects-journal-owner", "storage/objects.py",
+        "item.modified_ns >= since - _SKEW_NS and self._owner(item.key) == key",
+        "item.modified_ns >= since - _SKEW_NS", only(COPY, "ran_out or taken_over or bucket"),
+    ),
+    Mutant(
+        "objects-unpublish-order", "storage/objects.py",
+        '        self._put(f"{folder}/{kept_as}", self.get(key, limit=info.size), {})\n'
+        "        self._put(key, CLOSED, {})\n",
+        "        data = self.get(key, limit=info.size)\n        self._put(key, CLOSED, {})\n"
+        '        self._put(f"{folder}/{kept_as}", data, {})\n',
+        REQUESTS,
+    ),
+    Mutant(
+        "objects-probe", "storage/objects.py",
+        'return f"overwrites an object that a conditional PUT must not touch {ignored}"',
+        'return ""', ("tests/conformance/test_store_suite_s3.py", "-k", "refused"),
+    ),
+    Mutant(
+        "s3-condition", "storage/s3.py",
+        '{"IfNoneMatch": "*"} if exclusive else {}', "{}",
+        ("tests/conformance/test_store_suite_s3.py", "-k", "exclusive"),
+    ),
+    Mutant(
+        "s3-cut-body", "storage/s3.py",
+        "if expected is not None and len(data) != expected:", "if False:",
+        ("tests/faults/test_bucket_proxy.py",),
+    ),
+    Mutant(
+        "s3-perhaps-sent", "storage/s3.py", "sent=not refused", "sent=False",
+        ("tests/faults/test_bucket_proxy.py",),
+    ),
+)  # fmt: skip
+WRITING = (
+    Mutant(
+        "pack-not-synced", "writing/pack.py",
+        "            self.keys.append(key)\n            self.stored_bytes += target.size\n",
+        "            self.stored_bytes += target.size\n", ORDER,
+    ),
+    Mutant(
+        "pack-failure", "writing/pack.py",
+        "        self._stop()\n        self._raise()\n", "        self._stop()\n",
+        ("tests/faults/test_surroundings.py", "-k", "injection or full"),
+    ),
+    Mutant(
+        "pack-alignment", "writing/pack.py",
+        "        self._put(current, (bytes(pack.padding(current.size)),))\n", "",
+        ("tests/conformance/test_golden.py",),
+    ),
+    Mutant(
+        "part-sync", "writing/part.py",
+        "            self._store.sync(self._packs.keys)\n", "", ORDER,
+    ),
+    Mutant(
+        "part-lease", "writing/part.py",
+        "if not self._store.has_workspace(self._workspace):", "if False:",
+        only(PART, "abandoned_attempt"),
+    ),
+    Mutant(
+        "part-deadline", "writing/part.py",
+        "if time.time_ns() > self._ticket.deadline_ns:", "if False:", only(PART, "deadline"),
+    ),
+    Mutant(
+        "part-forked-child", "writing/part.py",
+        "if not self._done and self._pid == os.getpid():", "if not self._done:",
+        SAFEGUARDS,
+    ),
+    Mutant(
+        "attempt-lease-ran-out", "writing/attempt.py",
+        "if time.time_ns() > self._lease.expires_at_ns:", "if False:",
+        ("tests/unit/test_repository.py", "-k", "ran_out"),
+    ),
+    Mutant(
+        "attempt-lease-check", "writing/attempt.py",
+        "        self._check_lease()\n        metadata", "        metadata",
+        SAFEGUARDS,
+    ),
+    Mutant(
+        "attempt-lost-object", "writing/attempt.py",
+        "if size is None or size < end:", "if False:", only(ATTEMPT, "not_whole"),
+    ),
+    Mutant(
+        "attempt-short-object", "writing/attempt.py",
+        "if size is None or size < end:", "if size is None:", only(ATTEMPT, "not_whole"),
+    ),
+    Mutant(
+        "attempt-index-digest", "writing/attempt.py",
+        "        digest.check(data, receipt.index_digest, what=key)\n", "",
+        only(ATTEMPT, "not_whole"),
+    ),
+    Mutant(
+        "attempt-foreign-receipt", "writing/attempt.py",
+        "if receipt.attempt_id != self.id:", "if False:", SAFEGUARDS,
+    ),
+    Mutant(
+        "attempt-part-twice", "writing/attempt.py",
+        "if len(set(names)) != len(names):", "if False:", SAFEGUARDS,
+    ),
+    Mutant(
+        "attempt-foreign-pack", "writing/attempt.py",
+        "        if self._base is not None:\n            check_reach",
+        "        if False:\n            check_reach", only(BASE, "does_not_is_refused"),
+    ),
+    Mutant(
+        "attempt-read-back", "writing/attempt.py",
+        'if self._read_back(manifest, None) != "ours":', "if False:", LINKS,
+    ),
+    Mutant(
+        "attempt-settle", "writing/attempt.py",
+        "            self._store.sync([layout.manifest_key(self.number)])\n",
+        "            pass\n", only(ATTEMPT, "may_not_be_durable"),
+    ),
+    Mutant(
+        "attempt-whose-manifest", "writing/attempt.py",
+        'return "ours" if found.write_id == manifest.write_id else "theirs"', 'return "ours"',
+        only(ATTEMPT, "conflict"),
+    ),
+    Mutant(
+        "attempt-unknown", "writing/attempt.py",
+        'if outcome == "unknown" or isinstance(error, OutcomeUnknownError):', "if False:",
+        only(ATTEMPT, "unknown"),
+    ),
+    Mutant(
+        "attempt-reclaim-fence", "writing/attempt.py",
+        "    store.fence_workspace(workspace, by_owner=by_owner)\n", "",
+        only(ATTEMPT, "take_over or taken_over or mid_clean_up"),
+    ),
+    Mutant(
+        "attempt-reclaim-published", "writing/attempt.py",
+        "    if not _published(store, attempt_id):", "    if True:", only(ATTEMPT, "keeps_what"),
+    ),
+    Mutant(
+        "attempt-reclaim-in-doubt", "writing/attempt.py",
+        "            except SnapfmtError:\n                return True\n",
+        "            except SnapfmtError:\n                continue\n", only(ATTEMPT, "in_doubt"),
+    ),
+    Mutant(
+        "attempt-reclaim-retired", "writing/attempt.py",
+        "for document in (layout.MANIFEST, layout.RETIRING, layout.RETIRED):",
+        "for document in (layout.MANIFEST,):", only(RETIRE, "clean_up_never_takes"),
+    ),
+    Mutant(
+        "attempt-forked-child", "writing/attempt.py",
+        "        if self._pid != os.getpid():\n            return\n", "",
+        ("tests/unit/test_refusals.py", "-k", "forked"),
+    ),
+    Mutant(
+        "lease-renewal", "writing/lease.py",
+        '"expires_at_ns": time.time_ns() + int(seconds * 1e9)',
+        '"expires_at_ns": lease.expires_at_ns',
+        ("tests/unit/test_repository.py", "-k", "lease"),
+    ),
+    Mutant(
+        "lease-generation", "writing/lease.py", "lease.generation + 1", "lease.generation",
+        SAFEGUARDS,
+    ),
+    Mutant(
+        "lease-owner-namespace", "writing/owner.py", "or not space or space != here", "",
+        ("tests/unit/test_small_parts.py", "-k", "owner"),
+    ),
+    Mutant(
+        "lease-owner-started", "writing/owner.py",
+        "return _started(owner.pid) != owner.pid_started", "return _started(owner.pid) is None",
+        ("tests/unit/test_small_parts.py", "-k", "owner"),
+    ),
+    Mutant(
+        "retire-held", "writing/retire.py",
+        "if reason := held.numbers.get(number):", "if reason := None:",
+        only(RETIRE, "builds_on_is_not_retired or pinned"),
+    ),
+    Mutant(
+        "retire-out-is-durable", "writing/retire.py",
+        "            self._store.sync([layout.snapshot_key(number, layout.RETIRING)])\n", "",
+        RETIRE_ORDER,
+    ),
+    Mutant(
+        "retire-packs-first", "writing/retire.py",
+        "in (item.objects.keys() - indexes, indexes):", "in (indexes, item.objects.keys() - indexe"
+        "s):", ("tests/faults/test_retire_crashes.py", "-k", "order or all_but"),
+    ),
+    Mutant(
+        "retire-removal-sync", "writing/retire.py", "            self._store.sync(gone)\n", "",
+        RETIRE_ORDER,
+    ),
+    Mutant(
+        "retire-shared-objects", "writing/retire.py",
+        "sorted(group - keep)", "sorted(group)", only(RETIRE, "only_the_retired or packs_go"),
+    ),
+    Mutant(
+        "retire-held-objects", "writing/retire.py", "self._remove(item, kept | waiting)",
+        "self._remove(item, kept)", only(RETIRE, "held_stays or running_save_wrote"),
+    ),
+    Mutant(
+        "retire-running-saves", "writing/retire.py",
+        "            found.objects.update(self._store.journal(workspace))\n", "",
+        only(RETIRE, "running_save_wrote"),
+    ),
+    Mutant(
+        "retire-save-without-lease", "writing/retire.py",
+        "if lease is None and self._store.has_workspace(workspace):", "if False:",
+        only(RETIRE, "nothing_is_removed or without_a_lease"),
+    ),
+    Mutant(
+        "retire-unknown-feature", "writing/retire.py",
+        '        compat.require(manifest.features, "collect", what=key)\n', "",
+        only(RETIRE, "nothing_is_removed"),
+    ),
+    Mutant(
+        "retire-unreadable", "writing/retire.py",
+        "                if self._is_there(number):\n                    raise _unreadable",
+        "                if False:\n                    raise _unreadable",
+        only(RETIRE, "becomes_unknown or nothing_is_removed"),
+    ),
+    Mutant(
+        "retire-foreign-manifest", "writing/retire.py",
+        "if (manifest.number, manifest.repository_id) != (number, self._repository_id):",
+        "if False:", only(RETIRE, "anothers_removes or nothing_is_removed"),
+    ),
+    Mutant(
+        "carry-bitmap", "writing/carry.py",
+        "bits[self.kept if live is None else live[self.kept]] = True",
+        "bits[self.kept] = True", only(BASE, "selection_of_a_selection"),
+    ),
+    Mutant(
+        "carry-keys", "writing/carry.py",
+        "return found if self.kept is None else found.take(pa.array(self.kept))",
+        "return found[: self.rows]", only(BASE, "rewritten or died_in_steps"),
+    ),
+    Mutant(
+        "carry-repeated-key", "writing/carry.py",
+        "        if len(repeated):", "        if False:", only(BASE, "carried_row_has"),
+    ),
+    Mutant(
+        "carry-twice", "writing/carry.py", "if number in self._taken:", "if False:",
+        only(BASE, "carried_once"),
+    ),
+    Mutant(
+        "base-reach", "writing/base.py", "if name not in reached:", "if False:",
+        only(BASE, "does_not_is_refused"),
+    ),
+    Mutant(
+        "base-taken-out", "writing/base.py",
+        "if (manifest.number, manifest.repository_id) != (number, repository_id):", "if False:",
+        SAFEGUARDS,
+    ),
+    Mutant(
+        "base-lease", "writing/base.py", "if lease.attempt_id != ticket.attempt_id:", "if False:",
+        SAFEGUARDS,
+    ),
+)  # fmt: skip
+READING = (
+    Mutant(
+        "segment-select-live", "reading/segment.py",
+        "self._batches_of(positions if self.live is None else self.live[positions])",
+        "self._batches_of(positions)", only(BASE, "died_in_steps"),
+    ),
+    Mutant(
+        "segment-plan-live", "reading/segment.py",
+        "yield from self._batches_of(self.live[start:stop])",
+        "yield from self._batches_of(np.arange(start, stop))", LIVE,
+    ),
+    Mutant(
+        "segment-keys-live", "reading/segment.py",
+        "return column if self.live is None else column.take(pa.array(self.live))",
+        "return column[: self.rows]", LIVE,
+    ),
+    Mutant(
+        "segment-live-count", "reading/segment.py",
+        "if len(rows) != document.live_rows:", "if False:", LIVE,
+    ),
+    Mutant(
+        "segment-live-size", "reading/segment.py",
+        "if len(data) != (document.rows + 7) // 8:", "if False:", LIVE,
+    ),
+    Mutant(
+        "segment-header-digest", "reading/segment.py",
+        "if digest.raw_digest([header]) != place.header_digest:", "if False:",
+        VERIFY,
+    ),
+    Mutant(
+        "segment-arrow-header", "reading/segment.py",
+        "    if header != arrow_stream.batch_header(", "    if not arrow_stream.batch_header(",
+        SAFEGUARDS,
+    ),
+    Mutant(
+        "segment-stored-keys", "reading/segment.py",
+        "            if stored != keys[", "            if not stored and keys[",
+        SAFEGUARDS,
+    ),
+    Mutant(
+        "source-digest", "reading/source.py",
+        "        digest.check(data, expected, what=what)\n", "", only(CORRUPT, "flipped"),
+    ),
+    Mutant(
+        "source-range", "reading/source.py",
+        "if offset < 0 or size < 0 or offset + size > location.size:", "if False:",
+        SAFEGUARDS,
+    ),
+    Mutant(
+        "chunk-digest", "format/chunks.py",
+        "len(data) != place.size or got != place.digest", "len(data) != place.size",
+        only(CORRUPT, "flipped"),
+    ),
+    Mutant(
+        "snapshot-number", "reading/snapshot.py",
+        "if manifest.number != number:", "if False:",
+        ("tests/unit/test_repository.py", "-k", "false_number"),
+    ),
+    Mutant(
+        "snapshot-repository", "reading/snapshot.py",
+        "if repository_id is not None and manifest.repository_id != repository_id:", "if False:",
+        ("tests/unit/test_repository.py", "-k", "false_number"),
+    ),
+    Mutant(
+        "snapshot-record-count", "reading/snapshot.py", "if len(places) != item.records:",
+        "if False:", SAFEGUARDS,
+    ),
+    Mutant(
+        "snapshot-frames", "reading/snapshot.py", "if position != item.location.size:",
+        "if False:", SAFEGUARDS,
+    ),
+    Mutant(
+        "verify-missing", "reading/verify.py",
+        '                self._find("missing", "damage", key, "object is not there", harmed)\n',
+        "                pass\n", only(CORRUPT, "missing or findings"),
+    ),
+    Mutant(
+        "verify-truncated", "reading/verify.py",
+        "        if end is not None and size < end:", "        if False:",
+        only(CORRUPT, "findings"),
+    ),
+    Mutant(
+        "verify-digest", "reading/verify.py",
+        "        if self._hash(key, size) != layout.object_digest(key):\n            self._find(\n",
+        "        if self._hash(key, size) is None:\n            self._find(\n",
+        only(CORRUPT, "grew or flipped"),
+    ),
+    Mutant(
+        "verify-canonical", "reading/verify.py",
+        "if data != canonical.encode(snapshot.manifest):", "if False:", VERIFY,
+    ),
+    Mutant(
+        "verify-receipt", "reading/checks.py",
+        "if held != said or len(index.entries) != receipt.entries:", "if False:", VERIFY,
+    ),
+    Mutant(
+        "verify-record-sum", "reading/checks.py",
+        "if sum(entry.records or 0 for entry in index.entries) != receipt.records:", "if False:",
+        VERIFY,
+    ),
+    Mutant(
+        "verify-line-sizes", "reading/checks.py", "if len(line) != place.line_size:", "if False:",
+        SAFEGUARDS,
+    ),
+    Mutant(
+        "verify-repeated-key", "reading/verify.py", "if len(keys) != before + item.rows:",
+        "if False:", VERIFY,
+    ),
+    Mutant(
+        "newest-whole", "reading/newest.py", "if damage := report.damage:", "if False:",
+        ("tests/unit/test_repository.py", "-k", "newest or deep"),
+    ),
+    Mutant(
+        "newest-outage", "reading/newest.py",
+        "        except StorageUnavailable:\n", "        except ZeroDivisionError:\n",
+        ("tests/faults/test_bucket_outage.py", "-k", "go_back"),
+    ),
+)  # fmt: skip
+TRANSFER = (
+    Mutant(
+        "copy-digest", "transfer/moving.py", "if got != layout.object_digest(key):", "if False:",
+        only(COPY, "damaged"),
+    ),
+    Mutant(
+        "copy-present-size", "transfer/moving.py",
+        "if self.target.size(key) != size:", "if self.target.size(key) is None:",
+        only(COPY, "wrong_size"),
+    ),
+    Mutant(
+        "copy-source-size", "transfer/moving.py", "        if size < end:", "        if False:",
+        only(COPY, "damaged"),
+    ),
+    Mutant(
+        "copy-deep", "transfer/moving.py",
+        "return not deep or self._hash(key, size, stop) == layout.object_digest(key)",
+        "return True", only(COPY, "deep"),
+    ),
+    Mutant(
+        "copy-sync", "transfer/copying.py",
+        "                self._target.store.sync(self.objects)\n", "",
+        only(COPY, "durable"),
+    ),
+    Mutant(
+        "copy-ground-moved", "transfer/copying.py",
+        "if self._ground.state(self._number) == state:", "if True:",
+        only(COPY, "meanwhile or before_it"),
+    ),
+    Mutant(
+        "copy-hold", "transfer/copying.py", "                claim.hold(base)\n",
+        "                pass\n", only(COPY, "held"),
+    ),
+    Mutant(
+        "copy-foreign-save", "transfer/copying.py",
+        "if foreign_objects(self._target.store).intersection(self.objects):", "if False:",
+        only(COPY, "claims"),
+    ),
+    Mutant(
+        "copy-repair", "transfer/copying.py", "            self._repair(mover)\n", "",
+        only(COPY, "last_moment"),
+    ),
+    Mutant(
+        "copy-claim", "transfer/copying.py", "        claim.check()\n", "",
+        only(COPY, "taken_over or ran_out or lease"),
+    ),
+    Mutant(
+        "copy-conflict", "transfer/copying.py",
+        "        raise self._conflict()\n\n    def _complete", "        return True\n\n    def _com"
+        "plete", only(COPY, "conflict"),
+    ),
+    Mutant(
+        "copy-readable", "transfer/copying.py", "if not self._is_readable():", "if False:",
+        only(COPY, "read_back"),
+    ),
+    Mutant(
+        "copy-retired", "transfer/copying.py",
+        "if {layout.RETIRING, layout.RETIRED}.intersection(names):", "if False:",
+        only(COPY, "stays_away"),
+    ),
+    Mutant(
+        "ground-retiring", "transfer/ground.py",
+        "if self._may_take(number, needed, safe):", "if False:", only(COPY, "retirement"),
+    ),
+    Mutant(
+        "claim-renewal", "transfer/claim.py",
+        "if lease.expires_at_ns - now > self._seconds * 1e9 / 2:", "if True:",
+        only(COPY, "renewed"),
+    ),
+    Mutant(
+        "claim-ran-out", "transfer/claim.py",
+        "if time.time_ns() > lease.expires_at_ns:", "if False:", SAFEGUARDS,
+    ),
+    Mutant(
+        "claim-sweep-living", "transfer/claim.py",
+        "        if now > lease.expires_at_ns or is_dead(lease.owner):\n            outer",
+        "        if True:\n            outer", only(COPY, "sweep"),
+    ),
+    Mutant(
+        "claim-sweep-saves", "transfer/claim.py",
+        "if is_copier(store, lease.attempt_id) or not store.has_workspace(outer):", "if True:",
+        only(COPY, "sweep"),
+    ),
+)  # fmt: skip
+MUTANTS = STORAGE + WRITING + READING + TRANSFER
+
+
+@contextmanager
+def copied() -> Iterator[Path]:
+    """A copy of the tree, in which every mutant takes its turn."""
+    with tempfile.TemporaryDirectory(prefix="mutants-") as folder:
+        tree = Path(folder) / "tree"
+        tree.mkdir()
+        for name in COPIED:
+            source = ROOT / name
+            if source.is_dir():
+                skip = shutil.ignore_patterns("__pycache__", ".*")
+                shutil.copytree(source, tree / name, ignore=skip)
+            else:
+                shutil.copyfile(source, tree / name)
+        yield tree
+
+
+def run_tests(tree: Path, tests: Sequence[str], seconds: float) -> str:
+    """`passed`, `failed`, `endless` or `broken` (no test ran)."""
+    packages = (tree, tree / "schemas", tree / "coordinator")
+    environment = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join(map(str, packages)),
+        # Changes within one second would otherwise meet the compiled file of the last mutant.
+        "PYTHONDONTWRITEBYTECODE": "1",
+    }
+    base = tree.parent / "pytest"
+    command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider"]
+    process = subprocess.Popen(
+        [*command, f"--basetemp={base}", *tests],
+        cwd=tree,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        start_new_session=True,
+    )
+    try:
+        process.communicate(timeout=seconds)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.communicate()
+        return "endless"
+    return {0: "passed", 1: "failed"}.get(process.returncode, "broken")
+
+
+def judge(tree: Path, mutant: Mutant, seconds: float) -> dict[str, object]:
+    """Apply one mutant, run its tests, and put the file back."""
+    began = time.monotonic()
+    before = mutant.apply(tree)
+    try:
+        outcome = run_tests(tree, mutant.tests, seconds)
+    finally:
+        (tree / "snapfmt" / mutant.file).write_text(before, "utf-8")
+    killed = outcome in ("failed", "endless")
+    return {
+        "name": mutant.name,
+        "file": mutant.file,
+        "outcome": "killed" if killed else "survived" if outcome == "passed" else "broken",
+        "how": outcome,
+        "seconds": round(time.monotonic() - began, 1),
+    }
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("names", nargs="*", metavar="NAME")
+    parser.add_argument("--list", action="store_true", help="print the names only")
+    parser.add_argument("--seconds", type=float, default=240.0, help="of each mutant's tests")
+    given = parser.parse_args()
+    known = {mutant.name: mutant for mutant in MUTANTS}
+    if given.list:
+        print("\n".join(known))
+        return 0
+    began = time.monotonic()
+    found = []
+    with copied() as tree:
+        for name in given.names or known:
+            found.append(judge(tree, known[name], given.seconds))
+            print(f"{found[-1]['outcome']:9} {name} {found[-1]['seconds']} s", file=sys.stderr)
+    survivors = [item["name"] for item in found if item["outcome"] != "killed"]
+    print(
+        json.dumps(
+            {
+                "mutants": len(found),
+                "killed": len(found) - len(survivors),
+                "survivors": survivors,
+                "files": len({item["file"] for item in found}),
+                "seconds": round(time.monotonic() - began, 1),
+                "each": found,
+            }
+        )
+    )
+    return 1 if survivors else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,70 @@
+"""A sample of the mutants; all of them: `python tests/faults/mutants.py`."""
+
+import importlib.util
+import sys
+from dataclasses import replace
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+SAMPLE = ("local-file-sync", "sink-journal-first", "objects-condition", "segment-select-live")
+"""One of each kind of safeguard that quick tests notice."""
+
+
+@pytest.fixture(scope="module")
+def mutants() -> ModuleType:
+    path = Path(__file__).with_name("mutants.py")
+    spec = importlib.util.spec_from_file_location("mutants", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_every_mutant_is_a_change_that_can_be_made(mutants: ModuleType, tmp_path: Path) -> None:
+    """The list follows the code: each old text is there exactly once."""
+    assert len({mutant.name for mutant in mutants.MUTANTS}) == len(mutants.MUTANTS) >= 40
+    for mutant in mutants.MUTANTS:
+        source = mutants.ROOT / "snapfmt" / mutant.file
+        copy = tmp_path / "snapfmt" / mutant.file
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        copy.write_text(source.read_text("utf-8"), "utf-8")
+        before = mutant.apply(tmp_path)
+        changed = copy.read_text("utf-8")
+        assert before != changed, mutant.name
+        compile(changed, mutant.file, "exec")
+        for test in mutant.tests:
+            assert not test.startswith("tests/") or (mutants.ROOT / test).exists(), mutant.name
+
+
+def test_an_old_text_that_is_not_there_is_an_error(mutants: ModuleType, tmp_path: Path) -> None:
+    mutant = replace(mutants.MUTANTS[0], old="no such text")
+    path = tmp_path / "snapfmt" / mutant.file
+    path.parent.mkdir(parents=True)
+    path.write_text("x\n", "utf-8")
+    with pytest.raises(LookupError, match="0 times"):
+        mutant.apply(tmp_path)
+
+
+def test_a_sample_is_killed(mutants: ModuleType) -> None:
+    known = {mutant.name: mutant for mutant in mutants.MUTANTS}
+    with mutants.copied() as tree:
+        for name in SAMPLE:
+            verdict = mutants.judge(tree, known[name], 200)
+            assert verdict["how"] == "failed", verdict
+
+
+def test_a_change_without_effect_survives(mutants: ModuleType) -> None:
+    """Or a broken copy would count as killing everything."""
+    mutant = mutants.Mutant(
+        "no-effect",
+        "storage/posix.py",
+        "def write_all(",
+        "\ndef write_all(",
+        ("tests/faults/test_safeguards.py",),
+    )
+    with mutants.copied() as tree:
+        assert mutants.judge(tree, mutant, 200)["outcome"] == "survived"
