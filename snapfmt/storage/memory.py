@@ -24,6 +24,11 @@ class MemoryClient:
             other._objects.update(self._objects)
         return other
 
+    def content(self) -> frozenset[tuple[str, bytes]]:
+        """All keys and bytes."""
+        with self._lock:
+            return frozenset((key, data) for key, (data, _) in self._objects.items())
+
     @property
     def location(self) -> str:
         """Opens nothing elsewhere: it is in this process only."""
