@@ -222,8 +222,9 @@ class Explored:
     """What an exploration saw."""
 
     schedules: int = 0
-    steps: int = 0
     longest: int = 0
+    ends: int = 0
+    """Different final states."""
     violations: list[str] = field(default_factory=list)
     refused: int = 0
     """Tasks that ended with a typed error."""
@@ -233,50 +234,52 @@ def explore(
     world: World,
     scenario: Scenario,
     *,
-    every: int = 1,
     limit: int | None = None,
+    switches: int | None = None,
     reduce: bool = False,
     part: tuple[int, int] = (0, 1),
+    seed: int | None = None,
+    to_the_first: bool = False,
 ) -> Explored:
     """Carry the schedules of a scenario out, and check each.
 
-    `every`: only each n-th is checked. `limit`: ends after so many. `reduce`: no switch where
-    nobody could notice. `part` (k, n): only the k-th of n equal parts.
+    `limit`: ends after so many. `reduce`: no switch where nobody could notice. `part`, `seed`: see
+    `interleaving.schedules`. `to_the_first`: ends with the first violation.
     """
     found = Explored()
-    clients: list[MemoryClient] = []
+    good: set[int] = set()
+    last: list[MemoryClient] = []
 
     def run(prefix: Sequence[int]) -> Run:
         done, client = world.run(scenario.tasks, prefix)
-        clients[:] = [client]
+        last[:] = [client]
         return done
 
-    good: set[int] = set()
     with same_each_time():
-        seen = conflicts([run(order) for order in _orders(run, len(scenario.tasks))])
-        visible = (lambda verb, key: key in seen) if reduce else None
-        del part
-        todo = schedules(run, switches=scenario.switches, visible=visible)
-        for done in itertools.islice(todo, 0, limit, every):
+        seen = conflicts([run([first]) for first in range(len(scenario.tasks))])
+        todo = schedules(
+            run,
+            switches=scenario.switches if switches is None else switches,
+            visible=(lambda _, key: key in seen) if reduce else None,
+            part=part,
+            seed=seed,
+        )
+        for done in itertools.islice(todo, limit):
             found.schedules += 1
-            found.steps += len(done.chosen)
             found.longest = max(found.longest, len(done.chosen))
             found.refused += sum(isinstance(item, SnapfmtError) for item in done.results.values())
-            end = hash((clients[0].content(), tuple(map(str, done.results.values()))))
+            end = hash((last[0].content(), tuple(map(str, done.results.values()))))
             if end in good:
                 continue
             try:
-                check(scenario, done, clients[0], world.document)
+                check(scenario, done, last[0], world.document)
                 good.add(end)
             except (AssertionError, SnapfmtError) as error:
                 found.violations.append(f"{error} after {_short(done)}")
+                if to_the_first:
+                    break
+        found.ends = len(good)
     return found
-
-
-def _orders(run: Callable[[Sequence[int]], Run], tasks: int) -> list[list[int]]:
-    """Prefixes that let each task go first."""
-    del run
-    return [[first] for first in range(tasks)]
 
 
 def _short(run: Run) -> str:

@@ -6,6 +6,7 @@ say goes on without a switch. Ids are drawn from counters, so a schedule always 
 """
 
 import functools
+import random
 import secrets
 import threading
 import time
@@ -192,31 +193,47 @@ def schedules(
     *,
     switches: int,
     visible: Callable[[str, str], bool] | None = None,
+    part: tuple[int, int] = (0, 1),
+    seed: int | None = None,
 ) -> Iterator[Run]:
     """Every schedule with at most so many switches away from a task that could go on.
 
     `run` carries out a prefix and what follows from it. With `visible`, a switch is only made
     before requests of which it says that others may notice them, or be noticed by them.
+    `part` (k, n) is the k-th of n parts, which together are all. `seed`: in a random order.
     """
-    todo: list[tuple[list[int], int]] = [([], switches)]
+    mine, parts = part
+    order = None if seed is None else random.Random(seed)  # noqa: S311
+    todo: list[tuple[bytes, int]] = [(b"", switches)]
     while todo:
+        if order is not None:
+            place = order.randrange(len(todo))
+            todo[place], todo[-1] = todo[-1], todo[place]
         prefix, left = todo.pop()
         done = run(prefix)
-        assert done.chosen[: len(prefix)] == prefix, "the same schedule did something else"
-        yield done
-        for step in range(len(prefix), len(done.chosen)):
-            before = done.chosen[step - 1] if step else None
-            could_go_on = before is not None and before in done.ready[step]
-            cost = 1 if could_go_on else 0
-            if cost > left:
-                continue
-            if cost and visible is not None and not visible(*done.keys[step]):
-                continue
-            todo += [
-                ([*done.chosen[:step], other], left - cost)
-                for other in done.ready[step]
-                if other != done.chosen[step]
-            ]
+        assert bytes(done.chosen[: len(prefix)]) == prefix, "the same schedule did something else"
+        if prefix or mine == 0:
+            yield done
+        children = [
+            (bytes([*done.chosen[:step], other]), left - cost)
+            for step, cost in _switches(done, len(prefix), visible)
+            if cost <= left
+            for other in done.ready[step]
+            if other != done.chosen[step]
+        ]
+        todo += children if prefix else children[mine::parts]
+
+
+def _switches(
+    run: Run, first: int, visible: Callable[[str, str], bool] | None
+) -> Iterator[tuple[int, int]]:
+    """Steps at which another task could have been chosen, and whether that is a switch."""
+    for step in range(first, len(run.chosen)):
+        could_go_on = step > 0 and run.chosen[step - 1] in run.ready[step]
+        if not could_go_on:
+            yield step, 0
+        elif visible is None or visible(*run.keys[step]):
+            yield step, 1
 
 
 def conflicts(runs: Sequence[Run]) -> set[str]:

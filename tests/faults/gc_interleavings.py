@@ -1,0 +1,66 @@
+"""All schedules of savers, readers, retirements and collectors: `python gc_interleavings.py`.
+
+The real code runs on a bucket in memory, one request at a time, in every order with few switches.
+Prints one JSON document; ends with 1 if anything was lost or left behind. `--reduce` leaves out
+switches that nobody could notice; `--part 1/8` is one eighth, and the eight together are all.
+"""
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Sequence
+
+from snapfmt.testing.gc_world import SCENARIOS, World, explore
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Command line."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--scenario", action="append", choices=list(SCENARIOS))
+    parser.add_argument("--switches", type=int, help="default: what each scenario says")
+    parser.add_argument("--limit", type=int, help="schedules of each scenario")
+    parser.add_argument("--part", default="1/1")
+    parser.add_argument("--seed", type=int, help="in a random order; with --limit")
+    parser.add_argument("--reduce", action="store_true")
+    options = parser.parse_args(arguments)
+    which, _, parts = options.part.partition("/")
+    world, found = World(), []
+    for name in options.scenario or SCENARIOS:
+        began = time.perf_counter()
+        seen = explore(
+            world,
+            SCENARIOS[name],
+            limit=options.limit,
+            switches=options.switches,
+            reduce=options.reduce,
+            part=(int(which) - 1, int(parts)),
+            seed=options.seed,
+        )
+        found.append(
+            {
+                "scenario": name,
+                "tasks": len(SCENARIOS[name].tasks),
+                "switches": options.switches or SCENARIOS[name].switches,
+                "schedules": seen.schedules,
+                "longest": seen.longest,
+                "typed_errors": seen.refused,
+                "violations": seen.violations[:10],
+                "lost_or_left": len(seen.violations),
+                "seconds": round(time.perf_counter() - began, 1),
+            }
+        )
+    total = {
+        "part": options.part,
+        "reduced": options.reduce,
+        "complete": options.limit is None,
+        "schedules": sum(item["schedules"] for item in found),
+        "lost_or_left": sum(item["lost_or_left"] for item in found),
+        "scenarios": found,
+    }
+    sys.stdout.write(json.dumps(total, indent=1) + "\n")
+    return 1 if total["lost_or_left"] else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
