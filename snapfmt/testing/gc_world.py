@@ -6,6 +6,7 @@ by hand, an index and a pack, so that a save has no threads of its own.
 
 import contextlib
 import itertools
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -225,6 +226,8 @@ class Explored:
     longest: int = 0
     ends: int = 0
     """Different final states."""
+    complete: bool = True
+    """Whether that was all of them."""
     violations: list[str] = field(default_factory=list)
     refused: int = 0
     """Tasks that ended with a typed error."""
@@ -235,6 +238,7 @@ def explore(
     scenario: Scenario,
     *,
     limit: int | None = None,
+    seconds: float | None = None,
     switches: int | None = None,
     reduce: bool = False,
     part: tuple[int, int] = (0, 1),
@@ -243,12 +247,14 @@ def explore(
 ) -> Explored:
     """Carry the schedules of a scenario out, and check each.
 
-    `limit`: ends after so many. `reduce`: no switch where nobody could notice. `part`, `seed`: see
+    `limit`, `seconds`: ends after so many. `reduce`: no switch where nobody could notice.
+    `part`, `seed`: see
     `interleaving.schedules`. `to_the_first`: ends with the first violation.
     """
     found = Explored()
     good: set[int] = set()
     last: list[MemoryClient] = []
+    began = time.monotonic()
 
     def run(prefix: Sequence[int]) -> Run:
         done, client = world.run(scenario.tasks, prefix)
@@ -264,7 +270,11 @@ def explore(
             part=part,
             seed=seed,
         )
-        for done in itertools.islice(todo, limit):
+        for done in todo:
+            late = seconds is not None and time.monotonic() - began > seconds
+            if late or found.schedules == limit:
+                found.complete = False
+                break
             found.schedules += 1
             found.longest = max(found.longest, len(done.chosen))
             found.refused += sum(isinstance(item, SnapfmtError) for item in done.results.values())

@@ -127,7 +127,8 @@ class Collecting:
             with CollectClaim(store) as claim:
                 plan = self._plan(listed, without=[claim.id], dry_run=False)
                 remove(store, plan.leaving, plan.standing, plan.waiting)
-                claim.delete([item.key for item in plan.objects if item.removed])
+                gone = [item for item in plan.objects if item.removed and item.reason != RETIRED]
+                claim.delete([item.key for item in gone])
         return CollectReport(
             dry_run=dry_run,
             objects=plan.objects,

@@ -20,6 +20,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--scenario", action="append", choices=list(SCENARIOS))
     parser.add_argument("--switches", type=int, help="default: what each scenario says")
     parser.add_argument("--limit", type=int, help="schedules of each scenario")
+    parser.add_argument("--seconds", type=float, help="for each scenario")
     parser.add_argument("--part", default="1/1")
     parser.add_argument("--seed", type=int, help="in a random order; with --limit")
     parser.add_argument("--reduce", action="store_true")
@@ -32,6 +33,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             world,
             SCENARIOS[name],
             limit=options.limit,
+            seconds=options.seconds,
             switches=options.switches,
             reduce=options.reduce,
             part=(int(which) - 1, int(parts)),
@@ -47,13 +49,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 "typed_errors": seen.refused,
                 "violations": seen.violations[:10],
                 "lost_or_left": len(seen.violations),
+                "complete": seen.complete,
+                "final_states": seen.ends,
                 "seconds": round(time.perf_counter() - began, 1),
             }
         )
     total = {
         "part": options.part,
         "reduced": options.reduce,
-        "complete": options.limit is None,
+        "complete": all(item["complete"] for item in found),
         "schedules": sum(item["schedules"] for item in found),
         "lost_or_left": sum(item["lost_or_left"] for item in found),
         "scenarios": found,
