@@ -11,6 +11,8 @@ import sys
 import time
 from collections.abc import Sequence
 
+from snapfmt.testing import gc_model
+from snapfmt.testing.gc_model import LARGE, Rules, large, scenarios
 from snapfmt.testing.gc_world import SCENARIOS, World, explore
 
 
@@ -24,6 +26,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--part", default="1/1")
     parser.add_argument("--seed", type=int, help="in a random order; with --limit")
     parser.add_argument("--reduce", action="store_true")
+    parser.add_argument("--model", action="store_true", help="also all of the model, in minutes")
     options = parser.parse_args(arguments)
     which, _, parts = options.part.partition("/")
     world, found = World(), []
@@ -54,6 +57,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 "seconds": round(time.perf_counter() - began, 1),
             }
         )
+    model = {}
+    if options.model:
+        for name, processes in {**scenarios(Rules()), LARGE: large(Rules())}.items():
+            whole = gc_model.explore(processes)
+            model[name] = {
+                "states": whole.states,
+                "interleavings": whole.interleavings,
+                "lost": len(whole.lost),
+            }
     total = {
         "part": options.part,
         "reduced": options.reduce,
@@ -61,9 +73,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "schedules": sum(item["schedules"] for item in found),
         "lost_or_left": sum(item["lost_or_left"] for item in found),
         "scenarios": found,
+        "model": model,
     }
     sys.stdout.write(json.dumps(total, indent=1) + "\n")
-    return 1 if total["lost_or_left"] else 0
+    return 1 if total["lost_or_left"] or any(item["lost"] for item in model.values()) else 0
 
 
 if __name__ == "__main__":
