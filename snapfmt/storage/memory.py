@@ -24,10 +24,12 @@ class MemoryClient:
             other._objects.update(self._objects)
         return other
 
-    def content(self) -> frozenset[tuple[str, bytes]]:
-        """All keys and bytes."""
+    def content(self) -> frozenset[tuple[str, bytes, str]]:
+        """All keys, bytes and metadata."""
         with self._lock:
-            return frozenset((key, data) for key, (data, _) in self._objects.items())
+            return frozenset(
+                (key, data, repr(info.metadata)) for key, (data, info) in self._objects.items()
+            )
 
     @property
     def location(self) -> str:

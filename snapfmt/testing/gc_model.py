@@ -184,19 +184,6 @@ def scenarios(rules: Rules) -> dict[str, list[Process]]:
     }
 
 
-LARGE: Final = "a save on 2, another, retire 2, collect"
-
-
-def large(rules: Rules) -> list[Process]:
-    """Four at once; takes some minutes."""
-    return [
-        saver("s", 3, 2, rules),
-        saver("t", 4, 0, rules),
-        retirement(2, rules),
-        collection(rules),
-    ]
-
-
 START: Final = Shared(
     objects=frozenset({"a", "b", "lost"}),
     snapshots=((1, PUBLISHED, frozenset({"a"})), (2, PUBLISHED, frozenset({"a", "b"}))),

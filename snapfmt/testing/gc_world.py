@@ -7,7 +7,7 @@ by hand, an index and a pack, so that a save has no threads of its own.
 import contextlib
 import itertools
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -20,7 +20,7 @@ from snapfmt.storage.client import ObjectClient
 from snapfmt.storage.memory import MemoryClient
 from snapfmt.storage.objects import ObjectStore
 from snapfmt.testing.client_faults import patient
-from snapfmt.testing.interleaving import Run, Task, conflicts, execute, same_each_time, schedules
+from snapfmt.testing.interleaving import Run, Schedules, Task, conflicts, execute, same_each_time
 from snapfmt.writing.attempt import Attempt
 from snapfmt.writing.keeping import reached
 from snapfmt_schemas.attempt import Receipt
@@ -223,6 +223,9 @@ class Explored:
     """What an exploration saw."""
 
     schedules: int = 0
+    """Carried out."""
+    covered: int = 0
+    """Those, and the ones that go through the same states."""
     longest: int = 0
     ends: int = 0
     """Different final states."""
@@ -241,19 +244,18 @@ def explore(
     seconds: float | None = None,
     switches: int | None = None,
     reduce: bool = False,
-    part: tuple[int, int] = (0, 1),
     seed: int | None = None,
     to_the_first: bool = False,
 ) -> Explored:
     """Carry the schedules of a scenario out, and check each.
 
     `limit`, `seconds`: ends after so many. `reduce`: no switch where nobody could notice.
-    `part`, `seed`: see
-    `interleaving.schedules`. `to_the_first`: ends with the first violation.
+    `seed`: see `interleaving.Schedules`. `to_the_first`: ends with the first violation.
     """
     found = Explored()
     good: set[int] = set()
     last: list[MemoryClient] = []
+    requests: set[tuple[int, tuple[str, str]]] = set()
     began = time.monotonic()
 
     def run(prefix: Sequence[int]) -> Run:
@@ -263,11 +265,10 @@ def explore(
 
     with same_each_time():
         seen = conflicts([run([first]) for first in range(len(scenario.tasks))])
-        todo = schedules(
+        todo = Schedules(
             run,
             switches=scenario.switches if switches is None else switches,
             visible=(lambda _, key: key in seen) if reduce else None,
-            part=part,
             seed=seed,
         )
         for done in todo:
@@ -276,6 +277,7 @@ def explore(
                 found.complete = False
                 break
             found.schedules += 1
+            requests.update(zip(done.chosen, done.keys, strict=True))
             found.longest = max(found.longest, len(done.chosen))
             found.refused += sum(isinstance(item, SnapfmtError) for item in done.results.values())
             end = hash((last[0].content(), tuple(map(str, done.results.values()))))
@@ -288,8 +290,18 @@ def explore(
                 found.violations.append(f"{error} after {_short(done)}")
                 if to_the_first:
                     break
+        if reduce and not conflicts([_one(requests)]) <= seen:
+            # Somebody noticed what nobody was thought to: not all switches were tried.
+            found.complete = False
         found.ends = len(good)
+        found.covered = todo.covered()
     return found
+
+
+def _one(requests: Iterable[tuple[int, tuple[str, str]]]) -> Run:
+    """A run that makes these requests."""
+    tasks, keys = zip(*sorted(requests), strict=True)
+    return Run(chosen=list(tasks), keys=list(keys))
 
 
 def _short(run: Run) -> str:
