@@ -117,4 +117,4 @@ def test_what_running_saves_wrote_is_needed(world: World, monkeypatch: pytest.Mo
     assert explore(world, scenario, switches=1).violations == []
     monkeypatch.setattr(Keeping, "held", no_attempts)
     seen = explore(world, scenario, switches=1, to_the_first=True)
-    assert any("lost" in text for text in seen.violations)
+    assert any("not there" in text for text in seen.violations)
