@@ -349,19 +349,11 @@ class Repository:
         return pin(self._store, name, number, self._limits)
 
     def unpin(self, name: str) -> None:
-        """Remove a pin; the snapshot stays until somebody retires it.
-
-        Raises:
-            NoMatch: If there is none of that name.
-        """
+        """Remove a pin; `NoMatch` if there is none of that name."""
         unpin(self._store, name)
 
     def pins(self) -> dict[str, int]:
-        """Every pin: its name, and the number that it keeps.
-
-        Raises:
-            RefusedError: If one cannot be read.
-        """
+        """Every pin and the number that it keeps; `RefusedError` if one cannot be read."""
         return pins(self._store, self._limits)
 
     def verify(
