@@ -7,6 +7,7 @@ to the same sights go on alike, and are followed once. All schedules are covered
 
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, Final
 
 PUBLISHED, RETIRING, CLOSED = "published", "retiring", "closed"
@@ -29,6 +30,10 @@ class Shared:
     def reach(self, number: int) -> frozenset[str]:
         """Of a snapshot."""
         return next(reach for known, _, reach in self.snapshots if known == number)
+
+    def without(self, key: str) -> "Shared":
+        """With one object less."""
+        return replace(self, objects=self.objects - {key})
 
     def change(self, number: int, state: str) -> "Shared":
         """With the snapshot in another state."""
@@ -124,9 +129,9 @@ def removal(rules: Rules, *, sweep: bool) -> Generator[Step, Any, None]:
             break
         before = names
         for number in sorted(names - leaving - kept.keys()):
-            state = yield look(lambda shared, number=number: shared.state(number))
+            state = yield look(partial(Shared.state, number=number))
             if state in states:
-                kept[number] = yield look(lambda shared, number=number: shared.reach(number))
+                kept[number] = yield look(partial(Shared.reach, number=number))
         if not rules.lists_until_stable:
             break
     if held is None:
@@ -135,15 +140,15 @@ def removal(rules: Rules, *, sweep: bool) -> Generator[Step, Any, None]:
         listed = yield look(list_objects)
     reach = {}
     for number in sorted(leaving):
-        reach[number] = yield look(lambda shared, number=number: shared.reach(number))
+        reach[number] = yield look(partial(Shared.reach, number=number))
     waiting = {number for number in leaving if any(base == number for _, base in held)}
     stay = set().union(*kept.values(), *(reach[number] for number in waiting))
     stay |= {owner for owner, _ in held}
     gone = listed.union(*reach.values())
     for key in sorted(gone - stay):
-        yield do(lambda shared, key=key: replace(shared, objects=shared.objects - {key}))
+        yield do(partial(Shared.without, key=key))
     for number in sorted(leaving - waiting):
-        yield do(lambda shared, number=number: shared.change(number, CLOSED))
+        yield do(partial(Shared.change, number=number, state=CLOSED))
 
 
 def retirement(number: int, rules: Rules) -> Process:
