@@ -4,7 +4,7 @@ import os
 import secrets
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 from snapfmt._version import __version__
 from snapfmt.errors import (
@@ -14,7 +14,6 @@ from snapfmt.errors import (
     NotPublished,
     SnapfmtError,
     SnapshotExists,
-    StorageUnavailable,
     StoreNotFound,
 )
 from snapfmt.format import canonical, compat, layout
@@ -25,15 +24,18 @@ from snapfmt.reading.snapshot import Snapshot
 from snapfmt.reading.verify import Progress, verify
 from snapfmt.storage.base import Store
 from snapfmt.storage.urls import open_store
-from snapfmt.writing.attempt import Attempt, reclaim, without_lease
-from snapfmt.writing.lease import new_lease
-from snapfmt.writing.owner import is_dead
+from snapfmt.writing.attempt import Attempt, reclaim
+from snapfmt.writing.collect import Collecting, CollectReport
+from snapfmt.writing.lease import leases, new_lease, over
 from snapfmt.writing.part import PartWriter, decode_ticket
+from snapfmt.writing.pins import pin, pins, unpin
 from snapfmt.writing.retire import Retirement
 from snapfmt_schemas.attempt import Lease, Ticket
 from snapfmt_schemas.fingerprint import Fingerprint
 from snapfmt_schemas.manifest import BaseSnapshot, RepositoryDocument
+from snapfmt_schemas.pin import Pin
 
+R = TypeVar("R", Retirement, Collecting)
 MAX_LEASE_SECONDS = 366 * 24 * 3600.0
 """No lease is longer than this many seconds."""
 LEASE_SECONDS = 3600.0
@@ -266,34 +268,14 @@ class Repository:
 
     def leases(self) -> list[Lease]:
         """Leases of attempts that were not published, abandoned or cleaned up."""
-        found = []
-        for name in self._store.names(layout.ATTEMPTS):
-            attempt_id = name.removesuffix(".json")
-            if name.endswith(".json") and layout.is_attempt_id(attempt_id):
-                key = layout.lease_key(attempt_id)
-                try:
-                    data = self._store.get(key, limit=self._limits.lease_size)
-                    found.append(
-                        canonical.decode(data, Lease, what=key, size_limit=self._limits.lease_size)
-                    )
-                except StorageUnavailable:
-                    raise
-                except SnapfmtError:
-                    continue
-        return found
+        return leases(self._store, self._limits)
 
     def clean_up(self) -> list[str]:
         """Reclaim what attempts left that ran out or whose process is dead; returns their ids.
 
         So is what has no lease, which no running attempt is without.
         """
-        now = time.time_ns()
-        gone = [
-            lease.attempt_id
-            for lease in self.leases()
-            if now > lease.expires_at_ns or is_dead(lease.owner)
-        ]
-        gone += without_lease(self._store)
+        gone = over(self._store, self._limits)
         for attempt_id in gone:
             reclaim(self._store, attempt_id)
         return gone
@@ -322,11 +304,57 @@ class Repository:
         """
         return self._retirement().keep_latest(count)
 
+    def surplus(self, count: int) -> list[int]:
+        """Numbers that `keep_latest` would retire, ascending; nothing is changed."""
+        compat.require(self._document.features, "collect", what=layout.REPOSITORY_KEY)
+        return self._of(Retirement).spare(count)
+
     def _retirement(self) -> Retirement:
+        self._check_may_remove()
+        self.clean_up()
+        return self._of(Retirement)
+
+    def _check_may_remove(self) -> None:
         for operation in ("write", "collect"):
             compat.require(self._document.features, operation, what=layout.REPOSITORY_KEY)
-        self.clean_up()
-        return Retirement(self._store, repository_id=self.id, limits=self._limits, gone=self._gone)
+
+    def _of(self, kind: "type[R]") -> "R":
+        return kind(self._store, repository_id=self.id, limits=self._limits, gone=self._gone)
+
+    def collect(self, *, dry_run: bool = False) -> CollectReport:
+        """Remove objects that nothing reaches, and finish retirements that were cut short.
+
+        Safe beside saves, copies, readers and other collections. Also cleans up what dead
+        attempts left. With `dry_run` nothing is written, and the report says what would go.
+
+        Raises:
+            RefusedError: If something is unknown that may reach what would go; nothing went.
+            UnsupportedFeature: If a snapshot needs a feature that this library lacks.
+            LeaseExpired: If it took so long that another one took it over; collect again.
+            StorageError: If the storage failed; the next call goes on.
+        """
+        self._check_may_remove()
+        return self._of(Collecting).run(dry_run=dry_run)
+
+    def pin(self, name: str, number: int) -> Pin:
+        """Keep a published snapshot from being retired, until it is unpinned.
+
+        Raises:
+            NotPublished: If it is not published, or was taken out meanwhile.
+            ConflictError: If the name pins another one.
+            InputError: If the name is no name of a pin.
+        """
+        _check_number(number, "number")
+        compat.require(self._document.features, "write", what=layout.REPOSITORY_KEY)
+        return pin(self._store, name, number, self._limits)
+
+    def unpin(self, name: str) -> None:
+        """Remove a pin; `NoMatch` if there is none of that name."""
+        unpin(self._store, name)
+
+    def pins(self) -> dict[str, int]:
+        """Every pin and the number that it keeps; `RefusedError` if one cannot be read."""
+        return pins(self._store, self._limits)
 
     def verify(
         self,

@@ -20,6 +20,7 @@ from snapfmt_schemas.lineage import (
 from snapfmt_schemas.loader import LoaderPlace
 from snapfmt_schemas.manifest import Manifest, RepositoryDocument
 from snapfmt_schemas.part import PartIndex
+from snapfmt_schemas.pin import Pin
 from snapfmt_schemas.recipe import Recipe
 from snapfmt_schemas.redacted import RedactedRun
 from snapfmt_schemas.replay import ReplayIndex
@@ -42,6 +43,7 @@ _ALL: tuple[type[Record], ...] = (
     ModelLineageRow,
     PartIndex,
     PhaseTimeline,
+    Pin,
     Receipt,
     Recipe,
     RecoveryLedger,

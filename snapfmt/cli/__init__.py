@@ -1,7 +1,8 @@
 """The command `snapfmt`: look into a repository, take things out, check it.
 
-Only `push`, `pull` and `cp` write, into the repository that takes the copy. Importing this package
-and `--help` load neither pyarrow nor torch: a command imports what it needs when it runs. Other
+`push`, `pull` and `cp` write into the repository that takes the copy; `gc`, `retain`, `pin` and
+`unpin` change the one they are given; the rest only read. Importing this package and `--help` load
+neither pyarrow nor torch: a command imports what it needs when it runs. Other
 packages add commands of their own (see `plugins`).
 """
 
@@ -17,9 +18,11 @@ from snapfmt.cli import (
     copying,
     demo_queue,
     exitcodes,
+    gc,
     ls,
     plugins,
     report,
+    retention,
     rows,
     show,
     tree,
@@ -46,6 +49,11 @@ COMMANDS: tuple[Command[Any], ...] = (
     copying.PUSH,
     copying.PULL,
     copying.CP,
+    gc.COMMAND,
+    retention.RETAIN,
+    retention.PIN,
+    retention.UNPIN,
+    retention.PINS,
     demo_queue.COMMAND,
     version.COMMAND,
 )

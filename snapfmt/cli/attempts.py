@@ -26,13 +26,14 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(options: Options, console: Console) -> Outcome:
     """Every lease, whose it is and whether its owner still lives."""
-    found = unfinished(open_repository(options.repository), console.now_ns)
+    found = unfinished(open_repository(options.repository))
     return Result({"ok": True, "attempts": found}, blocks(found, console))
 
 
-def unfinished(repository: "Repository", now_ns: int) -> list[dict[str, Any]]:
+def unfinished(repository: "Repository") -> list[dict[str, Any]]:
     """Attempts as JSON values, oldest first."""
     from snapfmt.format import layout
+    from snapfmt.writing.lease import is_over
     from snapfmt.writing.owner import is_dead
 
     found = []
@@ -42,7 +43,7 @@ def unfinished(repository: "Repository", now_ns: int) -> list[dict[str, Any]]:
         state = "running"
         if is_dead(lease.owner):
             state = "dead"
-        elif now_ns > lease.expires_at_ns:
+        elif is_over(lease):
             state = "expired"
         found.append(
             {

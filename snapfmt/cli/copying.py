@@ -220,7 +220,7 @@ def _numbers(source: "Repository", options: Options) -> list[int]:
 
 def _work(source: "Repository", numbers: list[int]) -> int | None:
     """Bytes that the snapshots reach; a shared object counts for each of them."""
-    from snapfmt.writing.retire import reached
+    from snapfmt.writing.keeping import reached
 
     try:
         return sum(

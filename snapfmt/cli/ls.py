@@ -57,7 +57,7 @@ def run(options: Options, console: Console) -> Outcome:
                     },
                 }
             )
-    found = attempts.unfinished(repository, console.now_ns)
+    found = attempts.unfinished(repository)
     code = ExitCode.DAMAGE if ExitCode.DAMAGE in codes else max(codes)
     document = {
         "ok": code is ExitCode.OK,

@@ -76,6 +76,16 @@ def copy_key(attempt_id: str) -> str:
     return f"{workspace_key(attempt_id)}/copy"
 
 
+def collect_key(attempt_id: str) -> str:
+    """Workspace of a collector; copiers see by it that one is at work."""
+    return f"{workspace_key(attempt_id)}/collect"
+
+
+def pin_key(name: str) -> str:
+    """Key of a pin."""
+    return f"{PINS}/{name}.json"
+
+
 def is_attempt_id(name: str) -> bool:
     """Whether a name is an attempt's id."""
     return _ATTEMPT.match(name) is not None

@@ -25,6 +25,13 @@ class MemoryClient:
             other._objects.update(self._objects)
         return other
 
+    def content(self) -> frozenset[tuple[str, bytes, str]]:
+        """All keys, bytes and metadata."""
+        with self._lock:
+            return frozenset(
+                (key, data, repr(info.metadata)) for key, (data, info) in self._objects.items()
+            )
+
     @property
     def location(self) -> str:
         """Opens nothing elsewhere: it is in this process only."""

@@ -13,7 +13,7 @@ from snapfmt.storage.objects import ObjectStore
 from snapfmt.testing.client_faults import FaultyClient, Request, patient
 from snapfmt.testing.samples import contents
 from snapfmt.writing.attempt import Attempt
-from snapfmt.writing.retire import reached
+from snapfmt.writing.keeping import reached
 from snapfmt_schemas.attempt import Receipt
 from snapfmt_schemas.manifest import Manifest
 

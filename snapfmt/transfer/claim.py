@@ -9,14 +9,13 @@ Holds at any time (spec/v1/14-copies.md):
 import contextlib
 import time
 
-from snapfmt.errors import LeaseExpired, SnapfmtError
+from snapfmt.errors import LeaseExpired, RefusedError, SnapfmtError
 from snapfmt.format import canonical, layout
 from snapfmt.repository import LEASE_SECONDS, Repository
 from snapfmt.storage.base import Store
 from snapfmt.transfer.parallel import run_for
-from snapfmt.writing.attempt import without_lease
-from snapfmt.writing.lease import new_lease, renewed
-from snapfmt.writing.owner import is_dead
+from snapfmt.writing.collect import is_collector
+from snapfmt.writing.lease import is_over, new_lease, renewed, without_lease
 from snapfmt_schemas.attempt import Lease
 
 _CLOSE_S = 0.75
@@ -93,19 +92,39 @@ class Claim:
 
 
 def sweep(target: Repository) -> None:
-    """Remove what copiers left that are dead or whose time ran out; saves are not touched.
+    """Remove what copiers and collectors left that are over; saves are not touched.
 
     The clean-up of saves does the same on its way, but leaves the workspace in a bucket.
     """
-    store, now = target.store, time.time_ns()
+    store = target.store
     for lease in target.leases():
-        if now > lease.expires_at_ns or is_dead(lease.owner):
+        if is_over(lease):
             outer = layout.workspace_key(lease.attempt_id)
-            if is_copier(store, lease.attempt_id) or not store.has_workspace(outer):
+            if _is_no_save(store, lease.attempt_id) or not store.has_workspace(outer):
                 _remove(store, lease.attempt_id)
     for attempt_id in without_lease(store):
-        if is_copier(store, attempt_id):
+        if _is_no_save(store, attempt_id):
             _remove(store, attempt_id)
+
+
+def refuse_collectors(store: Store) -> None:
+    """Comes after the copy's own workspace: then one of the two sees the other.
+
+    Raises:
+        RefusedError: If objects are being collected, those that the copy relies on perhaps.
+    """
+    for name in store.names(layout.ATTEMPTS):
+        attempt_id = name.removesuffix(".json")
+        if layout.is_attempt_id(attempt_id) and is_collector(store, attempt_id):
+            raise RefusedError(
+                "a collection runs at the target",
+                what=attempt_id,
+                hint="copy again when it is over; what was sent is not sent again",
+            )
+
+
+def _is_no_save(store: Store, attempt_id: str) -> bool:
+    return is_copier(store, attempt_id) or is_collector(store, attempt_id)
 
 
 def is_copier(store: Store, attempt_id: str) -> bool:
@@ -128,6 +147,7 @@ def _remove(store: Store, attempt_id: str) -> None:
     # there is no such workspace, and nothing is closed.
     store.fence_workspace(outer, by_owner=True)
     store.drop_workspace(layout.copy_key(attempt_id))
+    store.drop_workspace(layout.collect_key(attempt_id))
     store.drop_workspace(outer)
     store.delete(layout.lease_key(attempt_id))
 

@@ -35,6 +35,7 @@ from snapfmt.transfer.claim import (
     foreign_objects,
     hurriedly_close,
     quietly_close,
+    refuse_collectors,
     sweep,
 )
 from snapfmt.transfer.ground import Ground
@@ -282,6 +283,7 @@ class _Copy:
 
     def _complete(self, claim: Claim, mover: Mover, *, deep: bool) -> None:
         """Have every object at the target, and hold it there."""
+        refuse_collectors(self._target.store)
         if foreign_objects(self._target.store).intersection(self.objects):
             raise RefusedError(
                 "an unfinished save at the target claims objects of this snapshot",

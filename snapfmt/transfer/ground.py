@@ -12,7 +12,7 @@ from snapfmt.errors import RefusedError, SnapfmtError, StorageError
 from snapfmt.format import compat, layout
 from snapfmt.reading.snapshot import Snapshot
 from snapfmt.repository import Repository
-from snapfmt.writing.retire import reached
+from snapfmt.writing.keeping import reached
 from snapfmt_schemas.manifest import Manifest
 
 State = frozenset[str]

@@ -14,7 +14,7 @@ from snapfmt.reading.snapshot import Snapshot
 from snapfmt.storage.base import Store
 from snapfmt.transfer.parallel import Bound, Stopped, run_all
 from snapfmt.transfer.sides import at
-from snapfmt.writing.retire import reached
+from snapfmt.writing.keeping import reached
 
 BLOCK = 8 * MIB
 Progress = Callable[[int, str], None]

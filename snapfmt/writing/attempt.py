@@ -348,21 +348,12 @@ def reclaim(store: Store, attempt_id: str, *, by_owner: bool = False) -> int:
             if layout.object_digest(key) is not None and store.size(key) is not None:
                 store.delete(key)
                 removed += 1
-    # A copier has its workspace one level down (spec/v1/14-copies.md).
+    # Copiers and collectors have theirs one level down.
     store.drop_workspace(layout.copy_key(attempt_id))
+    store.drop_workspace(layout.collect_key(attempt_id))
     store.drop_workspace(workspace)
     store.delete(layout.lease_key(attempt_id))
     return removed
-
-
-def without_lease(store: Store) -> list[str]:
-    """Attempts that have a workspace, fenced or not, but no lease; a power cut may leave one."""
-    found = {name.removesuffix(".fenced") for name in store.names(layout.ATTEMPTS)}
-    # A lease is made before its workspace, so it is among names that are read later.
-    leases = set(store.names(layout.ATTEMPTS))
-    return sorted(
-        owner for owner in found if layout.is_attempt_id(owner) and f"{owner}.json" not in leases
-    )
 
 
 def _published(store: Store, attempt_id: str) -> bool:

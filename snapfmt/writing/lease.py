@@ -1,11 +1,18 @@
-"""Leases: what a save, or a copy, holds while it runs (spec/v1/07-writing.md, W-11)."""
+"""Leases: what a save, a copy or a collector holds while it runs (spec/v1/07-writing.md, W-10)."""
 
 import secrets
 import socket
 import time
 
-from snapfmt.writing.owner import current_owner
+from snapfmt.errors import SnapfmtError, StorageUnavailable
+from snapfmt.format import canonical, layout
+from snapfmt.limits import Limits
+from snapfmt.storage.base import Store
+from snapfmt.writing.owner import current_owner, has_this_clock, is_dead
 from snapfmt_schemas.attempt import Lease
+
+SKEW_NS = 3_600_000_000_000
+"""How far the clock of another machine may be off, in nanoseconds, before it costs a save."""
 
 
 def new_lease(
@@ -31,3 +38,47 @@ def renewed(lease: Lease, seconds: float) -> Lease:
             "generation": lease.generation + 1,
         }
     )
+
+
+def is_over(lease: Lease) -> bool:
+    """Whether its owner is provably dead, or its time has run out.
+
+    Machines do not have the same time: a lease of another one is over an hour later.
+    """
+    if is_dead(lease.owner):
+        return True
+    skew = 0 if has_this_clock(lease.owner) else SKEW_NS
+    return time.time_ns() > lease.expires_at_ns + skew
+
+
+def leases(store: Store, limits: Limits) -> list[Lease]:
+    """Every lease that can be read."""
+    found = []
+    for name in store.names(layout.ATTEMPTS):
+        attempt_id = name.removesuffix(".json")
+        if name.endswith(".json") and layout.is_attempt_id(attempt_id):
+            key = layout.lease_key(attempt_id)
+            try:
+                data = store.get(key, limit=limits.lease_size)
+                found.append(canonical.decode(data, Lease, what=key, size_limit=limits.lease_size))
+            except StorageUnavailable:
+                raise
+            except SnapfmtError:
+                continue
+    return found
+
+
+def without_lease(store: Store) -> list[str]:
+    """Attempts that have a workspace, fenced or not, but no lease; a power cut may leave one."""
+    found = {name.removesuffix(".fenced") for name in store.names(layout.ATTEMPTS)}
+    # A lease is made before its workspace, so it is among names that are read later.
+    held = set(store.names(layout.ATTEMPTS))
+    return sorted(
+        owner for owner in found if layout.is_attempt_id(owner) and f"{owner}.json" not in held
+    )
+
+
+def over(store: Store, limits: Limits) -> list[str]:
+    """Attempts that are over and left something."""
+    gone = [lease.attempt_id for lease in leases(store, limits) if is_over(lease)]
+    return gone + without_lease(store)

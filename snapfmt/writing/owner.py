@@ -27,6 +27,11 @@ def is_dead(owner: Owner) -> bool:
     return _started(owner.pid) != owner.pid_started
 
 
+def has_this_clock(owner: Owner) -> bool:
+    """Whether the owner runs under this kernel, and so by the clock of this process."""
+    return bool(owner.boot_id) and owner.boot_id == _boot_id()
+
+
 def _boot_id() -> str:
     try:
         return _BOOT_ID.read_text().strip()

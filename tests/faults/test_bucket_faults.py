@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from snapfmt import Repository
-from snapfmt import repository as repository_module
 from snapfmt.errors import (
     OutcomeUnknownError,
     SnapfmtError,
@@ -30,6 +29,7 @@ from snapfmt.testing.bucket_world import (
 )
 from snapfmt.testing.client_faults import FAULTS, Fault, FaultyClient, Request
 from snapfmt.testing.samples import contents, save_on
+from snapfmt.writing import lease as lease_module
 
 Action = Callable[[Repository], Any]
 INTERRUPT = Fault("interrupt", "late", KeyboardInterrupt, recovers=False)
@@ -54,7 +54,7 @@ def places(requests: list[Request], name: str) -> list[tuple[int, Request]]:
 @pytest.fixture
 def all_dead(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every owner of a lease is dead, as it is after a crash; here it is this very process."""
-    monkeypatch.setattr(repository_module, "is_dead", lambda _: True)
+    monkeypatch.setattr(lease_module, "is_dead", lambda _: True)
 
 
 @pytest.fixture
@@ -241,7 +241,7 @@ def test_an_attempt_is_given_up_at_any_request(
     def give_up(client: FaultyClient, at: int) -> tuple[Any, Any, bool]:
         attempt, receipt = unfinished(client)
         with monkeypatch.context() as patch:
-            patch.setattr(repository_module, "is_dead", lambda _: True)
+            patch.setattr(lease_module, "is_dead", lambda _: True)
             client.fault, client.for_good, client.at = fault, TIMES[times], len(client.requests)
             client.at += at
             try:
@@ -279,7 +279,7 @@ def test_an_attempt_is_given_up_at_any_request(
         assert seen in ({1: rows(1)}, {1: rows(1), 2: rows(2)}), at
         assert 2 not in seen or not given_up, at
         with monkeypatch.context() as patch:
-            patch.setattr(repository_module, "is_dead", lambda _: True)
+            patch.setattr(lease_module, "is_dead", lambda _: True)
             repository.clean_up()
         assert found(repository) == seen, at
         assert repository.leases() == []

@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 
 from snapfmt import Repository
-from snapfmt import repository as repository_module
 from snapfmt.errors import (
     CommitOutcomeUnknown,
     ConflictError,
@@ -20,6 +19,7 @@ from snapfmt.storage.s3 import S3Client
 from snapfmt.testing.bucket_world import found, rows, save, whole
 from snapfmt.testing.fault_proxy import WAYS, FaultProxy, Rule, Seen, Way, shape
 from snapfmt.testing.s3_servers import S3Server
+from snapfmt.writing import lease as lease_module
 
 TIMEOUT_S = 0.5
 
@@ -27,7 +27,7 @@ TIMEOUT_S = 0.5
 @pytest.fixture
 def all_dead(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every owner of a lease is dead, as it is after a crash; here it is this very process."""
-    monkeypatch.setattr(repository_module, "is_dead", lambda _: True)
+    monkeypatch.setattr(lease_module, "is_dead", lambda _: True)
 
 
 @pytest.fixture

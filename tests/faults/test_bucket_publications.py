@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 
 from snapfmt import Repository
-from snapfmt import repository as repository_module
 from snapfmt.errors import (
     CommitConflict,
     CommitOutcomeUnknown,
@@ -28,6 +27,7 @@ from snapfmt.testing.bucket_world import (
     write,
 )
 from snapfmt.testing.client_faults import FAULTS, Fault, FaultyClient, Request, patient
+from snapfmt.writing import lease as lease_module
 
 LATE = FAULTS["arrives late"]
 ONE, BOTH = {1: rows(1)}, {1: rows(1), 2: rows(2)}
@@ -36,7 +36,7 @@ ONE, BOTH = {1: rows(1)}, {1: rows(1), 2: rows(2)}
 @pytest.fixture(autouse=True)
 def all_dead(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every owner of a lease is dead, to whoever looks; here it is this very process."""
-    monkeypatch.setattr(repository_module, "is_dead", lambda _: True)
+    monkeypatch.setattr(lease_module, "is_dead", lambda _: True)
 
 
 @pytest.fixture

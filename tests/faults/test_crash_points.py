@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from snapfmt import Repository
-from snapfmt import repository as repository_module
 from snapfmt.errors import AttemptClosed, CommitOutcomeUnknown, SnapfmtError
 from snapfmt.testing.crashes import Call, InjectedCrash, SystemCalls
 from snapfmt.testing.samples import everything, save
+from snapfmt.writing import lease as lease_module
 
 ERRNOS = [errno.EIO, errno.ENOSPC, errno.EROFS, errno.EACCES, errno.EDQUOT, errno.ESTALE]
 
@@ -85,7 +85,7 @@ def test_a_crash_at_any_system_call(
     total = count(origin)
     assert total > 50
     # The dead process of this test is this one, which lives on.
-    monkeypatch.setattr(repository_module, "is_dead", lambda _: True)
+    monkeypatch.setattr(lease_module, "is_dead", lambda _: True)
     outcomes = []
     steps = range(1, total + 2)
     if torn:
@@ -116,7 +116,7 @@ def test_a_crash_at_any_system_call(
 def test_an_error_at_any_system_call(origin: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     old, new = old_and_new(origin)
     total = count(origin)
-    monkeypatch.setattr(repository_module, "is_dead", lambda _: True)
+    monkeypatch.setattr(lease_module, "is_dead", lambda _: True)
     seen: set[str] = set()
     for step in range(1, total + 1):
         code = ERRNOS[step % len(ERRNOS)]

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 from snapfmt import Repository
-from snapfmt import repository as repository_module
 from snapfmt.errors import AttemptClosed, CorruptError, NotFoundError, SnapfmtError
 from snapfmt.format import layout
 from snapfmt.testing.crashes import InjectedCrash, SystemCalls
 from snapfmt.testing.samples import columns, everything
+from snapfmt.writing import lease as lease_module
 
 ROWS = 40
 
@@ -70,7 +70,7 @@ def test_a_crash_at_any_system_call_keeps_the_base(
     new = comparable(Repository.open(root))
     assert len(new) > len(old)
     steps = [at for at, name in enumerate(names.names(), 1) if not torn or name == "write"]
-    monkeypatch.setattr(repository_module, "is_dead", lambda _: True)
+    monkeypatch.setattr(lease_module, "is_dead", lambda _: True)
     outcomes = []
     for step in steps:
         root = fresh(f"crash{step}")

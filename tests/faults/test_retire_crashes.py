@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 
 from snapfmt import Repository
-from snapfmt import repository as repository_module
 from snapfmt.errors import SnapfmtError
 from snapfmt.format import layout
 from snapfmt.limits import DEFAULT_LIMITS
@@ -20,7 +19,8 @@ from snapfmt.storage import local
 from snapfmt.testing.crashes import Call, InjectedCrash, SystemCalls
 from snapfmt.testing.samples import contents, save, save_on
 from snapfmt.writing import attempt as attempt_module
-from snapfmt.writing.retire import reached
+from snapfmt.writing import lease as lease_module
+from snapfmt.writing.keeping import reached
 
 Spawn = Callable[..., Any]
 Action = Callable[[Repository], object]
@@ -47,7 +47,7 @@ def origin(fast_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     save(repository, value=3)
     assert len(repository.leases()) == 1
     # The dead process of these tests is this one, which lives on.
-    monkeypatch.setattr(repository_module, "is_dead", lambda _: True)
+    monkeypatch.setattr(lease_module, "is_dead", lambda _: True)
     return fast_path / "origin"
 
 

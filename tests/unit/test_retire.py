@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 
 from snapfmt import Repository
-from snapfmt import repository as repository_module
 from snapfmt.errors import (
     InputError,
     LeaseExpired,
@@ -30,7 +29,10 @@ from snapfmt.testing.forgery import seal
 from snapfmt.testing.samples import contents, save, save_on
 from snapfmt.testing.stores import WrappedStore
 from snapfmt.writing import attempt as attempt_module
-from snapfmt.writing.retire import Retirement, reached
+from snapfmt.writing import lease as lease_module
+from snapfmt.writing import retire as retire_module
+from snapfmt.writing.keeping import reached
+from snapfmt.writing.retire import Retirement
 from snapfmt_schemas.manifest import Manifest
 
 LIMITS = DEFAULT_LIMITS
@@ -524,15 +526,15 @@ def test_clean_up_never_takes_what_a_newer_snapshot_uses(
         repository.store.unpublish("snapshots/snapshot_000001", "manifest.json", "retiring.json")
     if when == "retired":
         with monkeypatch.context() as patch:
-            patch.setattr(Retirement, "_drop_leftovers", lambda *_: None)
+            patch.setattr(retire_module, "reclaim", lambda *_: 0)
             look = Retirement(repository.store, repository_id=repository.id, limits=LIMITS)
             assert look._unpublish(1)
-            look._close(1, look._manifest(1, layout.RETIRING))
+            retire_module._close(repository.store, 1, look._keeping._manifest(1, layout.RETIRING))
     if when == "gone":
         repository.retire(1)
         assert repository.leases() == []
         assert repository.store.journal(layout.workspace_key(attempt_id)) == []
-    monkeypatch.setattr(repository_module, "is_dead", lambda _: True)
+    monkeypatch.setattr(lease_module, "is_dead", lambda _: True)
     assert repository.clean_up() == ([] if when == "gone" else [attempt_id])
     assert contents(repository.snapshot(2)) == before
     assert repository.verify().ok
@@ -545,7 +547,7 @@ def test_in_doubt_whether_it_was_retired_its_objects_stay(
     repository.store.unpublish("snapshots/snapshot_000001", "manifest.json", "retired.json")
     path = root(repository) / "snapshots/snapshot_000001/retired.json"
     path.write_bytes(path.read_bytes().replace(attempt_id.encode(), b"0" * 32))
-    monkeypatch.setattr(repository_module, "is_dead", lambda _: True)
+    monkeypatch.setattr(lease_module, "is_dead", lambda _: True)
     assert repository.clean_up() == [attempt_id]
     assert contents(repository.snapshot(2))["p/x"] == b"data"
 

@@ -273,7 +273,7 @@ def test_an_object_of_the_wrong_size_is_sent_again(source: Repository, place: St
 
 def copyable(source: Repository, number: int) -> set[str]:
     """Keys that a snapshot reaches."""
-    from snapfmt.writing.retire import reached
+    from snapfmt.writing.keeping import reached
 
     return set(reached(source.store, source.snapshot(number).manifest, source.limits))
 

@@ -31,6 +31,7 @@ from snapfmt_schemas.lineage import (
 from snapfmt_schemas.loader import LoaderPlace
 from snapfmt_schemas.manifest import Manifest, RepositoryDocument, TrainerAnchor
 from snapfmt_schemas.part import Entry, Location, PartIndex
+from snapfmt_schemas.pin import Pin
 from snapfmt_schemas.recipe import Recipe
 from snapfmt_schemas.redacted import RedactedRun
 from snapfmt_schemas.replay import KVBatchMeta, ReplayGroup, ReplayIndex
@@ -186,6 +187,7 @@ def _examples() -> list[Record]:
             expires_at_ns=2,
             owner=Owner(host="h"),
         ),
+        Pin(name="best", number=1, created_at_ns=1),
         LoaderPlace(epoch=1, batches=7, state={"rng": [1, 2]}),
         Manifest(
             repository_id=HEX,

@@ -1,0 +1,256 @@
+"""A small model of saving, retiring and collecting, and every one of its interleavings.
+
+Each process is a generator: it yields one step on the shared state and gets what the step saw. A
+process is what it has seen so far, so that two schedules which lead to the same shared state and
+to the same sights go on alike, and are followed once. All schedules are covered, without a bound.
+"""
+
+from collections.abc import Callable, Generator, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any, Final
+
+PUBLISHED, RETIRING, CLOSED = "published", "retiring", "closed"
+
+
+@dataclass(frozen=True, slots=True)
+class Shared:
+    """What lies in the repository."""
+
+    objects: frozenset[str]
+    snapshots: tuple[tuple[int, str, frozenset[str]], ...]
+    """Number, state, and the objects that it reaches."""
+    leases: frozenset[tuple[str, int]] = frozenset()
+    """Owner and base; 0 is no base."""
+
+    def state(self, number: int) -> str:
+        """Of a snapshot; empty where there is none."""
+        return next((state for known, state, _ in self.snapshots if known == number), "")
+
+    def reach(self, number: int) -> frozenset[str]:
+        """Of a snapshot."""
+        return next(reach for known, _, reach in self.snapshots if known == number)
+
+    def without(self, key: str) -> "Shared":
+        """With one object less."""
+        return replace(self, objects=self.objects - {key})
+
+    def change(self, number: int, state: str) -> "Shared":
+        """With the snapshot in another state."""
+        return replace(
+            self,
+            snapshots=tuple(
+                (known, state if known == number else old, reach)
+                for known, old, reach in self.snapshots
+            ),
+        )
+
+
+Step = Callable[[Shared], tuple[Shared, Any]]
+Process = Callable[[], Generator[Step, Any, None]]
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """Which of the rules are followed."""
+
+    objects_first: bool = True
+    leases_before_snapshots: bool = True
+    keeps_what_goes_out: bool = True
+    lists_until_stable: bool = True
+    base_after_lease: bool = True
+    lease_outlives_publication: bool = True
+
+
+def look(read: Callable[[Shared], Any]) -> Step:
+    """A step that changes nothing."""
+    return lambda shared: (shared, read(shared))
+
+
+def do(change: Callable[[Shared], Shared]) -> Step:
+    """A step that tells nothing."""
+    return lambda shared: (change(shared), None)
+
+
+def saver(name: str, number: int, base: int, rules: Rules) -> Process:
+    """A save on a base, which carries all that the base reaches."""
+    mine = frozenset({name})
+
+    def make(shared: Shared) -> Shared:
+        return replace(shared, leases=shared.leases | {(name, base)})
+
+    def drop(shared: Shared) -> Shared:
+        return replace(shared, leases=shared.leases - {(name, base)})
+
+    def base_there(shared: Shared) -> bool:
+        return not base or shared.state(base) == PUBLISHED
+
+    def run() -> Generator[Step, Any, None]:
+        if not rules.base_after_lease and not (yield look(base_there)):
+            return
+        yield do(make)
+        if rules.base_after_lease and not (yield look(base_there)):
+            yield do(drop)
+            return
+        yield do(lambda shared: replace(shared, objects=shared.objects | mine))
+        if not rules.lease_outlives_publication:
+            yield do(drop)
+        carried = (yield look(lambda shared: shared.reach(base))) if base else frozenset()
+        new = (number, PUBLISHED, mine | carried)
+        if (yield look(lambda shared: new[2] <= shared.objects)):
+            yield do(lambda shared: replace(shared, snapshots=(*shared.snapshots, new)))
+        if rules.lease_outlives_publication:
+            yield do(drop)
+
+    return run
+
+
+def removal(rules: Rules, *, sweep: bool) -> Generator[Step, Any, None]:
+    """What a retirement does after its first step; `sweep`: what a collection does."""
+
+    def numbers(shared: Shared, *states: str) -> frozenset[int]:
+        return frozenset(number for number, state, _ in shared.snapshots if state in states)
+
+    def list_objects(shared: Shared) -> frozenset[str]:
+        return shared.objects
+
+    listed: frozenset[str] = frozenset()
+    if sweep and rules.objects_first:
+        listed = yield look(list_objects)
+    leaving = yield look(lambda shared: numbers(shared, RETIRING))
+    held = (yield look(lambda shared: shared.leases)) if rules.leases_before_snapshots else None
+    states = (PUBLISHED, RETIRING) if rules.keeps_what_goes_out else (PUBLISHED,)
+    kept: dict[int, frozenset[str]] = {}
+    before: frozenset[int] | None = None
+    while True:
+        # The names are one list; each is looked at later.
+        names = yield look(lambda shared: numbers(shared, PUBLISHED, RETIRING, CLOSED))
+        if names == before:
+            break
+        before = names
+        for number in sorted(names - leaving - kept.keys()):
+            state = yield look(partial(Shared.state, number=number))
+            if state in states:
+                kept[number] = yield look(partial(Shared.reach, number=number))
+        if not rules.lists_until_stable:
+            break
+    if held is None:
+        held = yield look(lambda shared: shared.leases)
+    if sweep and not rules.objects_first:
+        listed = yield look(list_objects)
+    reach = {}
+    for number in sorted(leaving):
+        reach[number] = yield look(partial(Shared.reach, number=number))
+    waiting = {number for number in leaving if any(base == number for _, base in held)}
+    stay = set().union(*kept.values(), *(reach[number] for number in waiting))
+    stay |= {owner for owner, _ in held}
+    gone = listed.union(*reach.values())
+    for key in sorted(gone - stay):
+        yield do(partial(Shared.without, key=key))
+    for number in sorted(leaving - waiting):
+        yield do(partial(Shared.change, number=number, state=CLOSED))
+
+
+def retirement(number: int, rules: Rules) -> Process:
+    """Takes one snapshot out."""
+
+    def out(shared: Shared) -> Shared:
+        return shared.change(number, RETIRING)
+
+    def run() -> Generator[Step, Any, None]:
+        held = yield look(lambda shared: shared.leases)
+        if any(base == number for _, base in held):
+            return
+        if (yield look(lambda shared: shared.state(number))) != PUBLISHED:
+            return
+        # Only who still finds it published takes it out.
+        yield do(lambda shared: out(shared) if shared.state(number) == PUBLISHED else shared)
+        yield from removal(rules, sweep=False)
+
+    return run
+
+
+def collection(rules: Rules) -> Process:
+    """Sweeps."""
+    return lambda: removal(rules, sweep=True)
+
+
+def scenarios(rules: Rules) -> dict[str, list[Process]]:
+    """Who runs beside whom."""
+    on_2, on_its = saver("s", 3, 2, rules), saver("t", 4, 3, rules)
+    alone, collect = saver("t", 4, 0, rules), collection(rules)
+    retire_1, retire_2 = retirement(1, rules), retirement(2, rules)
+    return {
+        "a save on 2, retire 2, collect": [on_2, retire_2, collect],
+        "a save on 2, retire 2, retire 1": [on_2, retire_2, retire_1],
+        "a save on 2, another, collect": [on_2, alone, collect],
+        "a save on 2, a save on that, collect": [on_2, on_its, collect],
+        "a save on 2, collect, collect": [on_2, collect, collect],
+    }
+
+
+START: Final = Shared(
+    objects=frozenset({"a", "b", "lost"}),
+    snapshots=((1, PUBLISHED, frozenset({"a"})), (2, PUBLISHED, frozenset({"a", "b"}))),
+)
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What following all interleavings found."""
+
+    states: int = 0
+    interleavings: int = 0
+    lost: list[Shared] = field(default_factory=list)
+    """States in which a published snapshot lacks an object."""
+
+
+Seen = tuple[tuple[Any, ...], ...]
+
+
+def explore(processes: Sequence[Process], start: Shared = START, *, enough: int = 1) -> Outcome:
+    """Follow every interleaving; ends early with so many losses."""
+    found = Outcome()
+    steps: dict[tuple[int, tuple[Any, ...]], Step | None] = {}
+    ways: dict[tuple[Shared, Seen], int] = {}
+
+    def step_of(process: int, seen: tuple[Any, ...]) -> Step | None:
+        key = (process, seen)
+        if key not in steps:
+            running = processes[process]()
+            try:
+                step = next(running)
+                for sight in seen:
+                    step = running.send(sight)
+                steps[key] = step
+            except StopIteration:
+                steps[key] = None
+        return steps[key]
+
+    todo = [(start, ((),) * len(processes))]
+    while todo and len(found.lost) < enough:
+        here = todo[-1]
+        shared, seen = here
+        nexts = []
+        for process, sights in enumerate(seen):
+            step = step_of(process, sights)
+            if step is not None:
+                after, sight = step(shared)
+                nexts.append((after, (*seen[:process], (*sights, sight), *seen[process + 1 :])))
+        missing = [item for item in nexts if item not in ways]
+        if missing:
+            todo += missing
+            continue
+        todo.pop()
+        if here not in ways:
+            ways[here] = sum(ways[item] for item in nexts) or 1
+            whole = all(
+                reach <= shared.objects
+                for _, state, reach in shared.snapshots
+                if state == PUBLISHED
+            )
+            if not whole:
+                found.lost.append(shared)
+    found.states = len(ways)
+    found.interleavings = ways.get((start, ((),) * len(processes)), 0)
+    return found
