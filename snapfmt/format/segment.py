@@ -1,6 +1,5 @@
 """One segment while it is written: physical types, compression, batches (spec/v1/06-tables.md)."""
 
-import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -106,31 +105,21 @@ def keep_floors(columns: Sequence[ColumnSpec], floors: Floors) -> None:
             floors[spec.name, spec.dtype] = max(known, spec.physical, key=order.index)
 
 
-class BatchEncoder:
-    """Encodes batches on any threads; each keeps its compressors, which are costly to make."""
-
-    def __init__(self) -> None:
-        self._of_thread = threading.local()
-
-    def encode(
-        self, columns: Sequence[tuple[str, Column]], plans: Sequence[ColumnPlan]
-    ) -> EncodedBatch:
-        """Compress, hash and lay out one batch.
-
-        Raises:
-            NeedsWider: If a value does not fit the plan.
-        """
-        own = self._of_thread
-        if not hasattr(own, "compressors"):
-            own.compressors = {level: zframes.compressor(level=level) for level in _LEVELS}
-        return _encode(columns, plans, own.compressors)
+def compressors() -> dict[int, zstandard.ZstdCompressor]:
+    """By level; costly to make, and each for one thread at a time."""
+    return {level: zframes.compressor(level=level) for level in _LEVELS}
 
 
-def _encode(
+def encode_batch(
     columns: Sequence[tuple[str, Column]],
     plans: Sequence[ColumnPlan],
     compressors: Mapping[int, zstandard.ZstdCompressor],
 ) -> EncodedBatch:
+    """Compress, hash and lay out one batch. Runs on a worker thread.
+
+    Raises:
+        NeedsWider: If a value does not fit the plan.
+    """
     for (_, column), how in zip(columns, plans, strict=True):
         if how.signature.is_array and not fits(column.values, how.signature.dtype, how.physical):
             raise NeedsWider

@@ -14,17 +14,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-from snapfmt import repository as repository_module
 from snapfmt.errors import StoreNotFound
 from snapfmt.format import layout, pack
 from snapfmt.limits import DEFAULT_LIMITS
 from snapfmt.repository import Repository
 from snapfmt.testing.crashes import InjectedCrash
 from snapfmt.testing.samples import contents
-from snapfmt.transfer import claim, copy_snapshot, open_target
+from snapfmt.transfer import copy_snapshot, open_target
+from snapfmt.writing import lease
 from snapfmt.writing import table as table_module
 from snapfmt.writing.attempt import Attempt
-from snapfmt.writing.retire import reached
+from snapfmt.writing.keeping import reached
 from snapfmt_schemas.attempt import Receipt
 
 Snapshots = dict[int, dict[str, Any]]
@@ -84,8 +84,7 @@ def conditions(shape: Shape) -> Iterator[None]:
     """The sizes of a shape; and every attempt's owner counts as dead once it is looked at."""
     with pytest.MonkeyPatch.context() as patch:
         # The dead process of these tests is this one, which lives on.
-        for module in (repository_module, claim):
-            patch.setattr(module, "is_dead", lambda _: True)
+        patch.setattr(lease, "is_dead", lambda _: True)
         patch.setattr(threading, "excepthook", _quietly(threading.excepthook))
         if shape.pack_size:
             patch.setattr(pack, "TARGET_SIZE", shape.pack_size)
@@ -213,7 +212,7 @@ def _with_leftovers(world: Path, shape: Shape) -> None:
     _with_one(world, shape)
     repository = Repository.open(run_of(world))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(repository_module, "is_dead", lambda _: False)
+        patch.setattr(lease, "is_dead", lambda _: False)
         attempt = repository.begin()
         _receipts(attempt, shape, 7, share=0.5)
         sink = repository.store.sink(layout.workspace_key(attempt.id), "left")

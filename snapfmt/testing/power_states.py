@@ -34,7 +34,7 @@ from snapfmt.testing.operations import (
     snapshots,
 )
 from snapfmt.testing.power import Disk, Marks, Tree, choices, materialise
-from snapfmt.writing.retire import reached
+from snapfmt.writing.keeping import reached
 
 Forgets = Callable[[Effect], bool]
 """Which calls never happened; to see that the check notices a sync that is missing."""

@@ -4,6 +4,7 @@ Rows of one segment share the types of every column. Rows are split by their typ
 batches of about one MiB, encoded on worker threads and written in the order they came.
 """
 
+import threading
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import Executor, Future
@@ -69,7 +70,7 @@ class TableWriter:
         self._packs = packs
         self._executor = executor
         self._converter = RowConverter(name, converter)
-        self._encoder = segment.BatchEncoder()
+        self._of_thread = threading.local()
         self._floors: segment.Floors = {}
         self._waiting: dict[Types, list[Rows]] = {}
         self._waiting_bytes: dict[Types, int] = {}
@@ -254,8 +255,14 @@ class TableWriter:
             plans = self._open.plans
         else:
             plans = segment.plan(batch, self._floors)
-        future = self._executor.submit(self._encoder.encode, batch, plans)
+        future = self._executor.submit(self._encode, batch, plans)
         self._flight.append((batch, plans, future))
+
+    def _encode(self, batch: Rows, plans: tuple[segment.ColumnPlan, ...]) -> segment.EncodedBatch:
+        own = self._of_thread
+        if not hasattr(own, "compressors"):
+            own.compressors = segment.compressors()
+        return segment.encode_batch(batch, plans, own.compressors)
 
     def _drain(self, leave: int) -> None:
         while len(self._flight) > leave:

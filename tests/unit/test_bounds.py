@@ -22,7 +22,7 @@ from snapfmt.format import (
     zframes,
 )
 from snapfmt.format.columns import Column, Signature, from_values, missing_column
-from snapfmt.format.segment import BatchEncoder, plan
+from snapfmt.format.segment import compressors, encode_batch, plan
 from snapfmt.limits import DEFAULT_LIMITS, Limits
 from snapfmt_schemas.part import ColumnSpec
 
@@ -192,7 +192,7 @@ SPECS = [ColumnSpec(name="x", kind="ndarray", dtype="float32", ndim=1, physical=
 
 def index_of(**changes: Any) -> tuple[bytes, int]:
     """A batch index of two batches, with columns replaced; and the stream's size."""
-    encoded = BatchEncoder().encode(COLUMNS, plan(COLUMNS, {}))
+    encoded = encode_batch(COLUMNS, plan(COLUMNS, {}), compressors())
     builder = batch_index.BatchIndexBuilder()
     size = len(encoded.header) + sum(chunk.size for chunk in encoded.chunks)
     builder.add(encoded, 64)
@@ -413,10 +413,10 @@ def test_buffers_too_large_to_inflate_are_stored_as_they_are(
     columns = [("__key__", from_values(arrow_stream.KEY_SIGNATURE, ["k"])), ("x", column)]
     plans = plan(columns, {})
     assert plans[1].compress
-    packed = BatchEncoder().encode(columns, plans).chunks[1]
+    packed = encode_batch(columns, plans, compressors()).chunks[1]
     assert packed.size < 1000
     monkeypatch.setattr(segment, "DEFAULT_LIMITS", Limits(frame_content=4999))
-    plain = BatchEncoder().encode(columns, plans).chunks[1]
+    plain = encode_batch(columns, plans, compressors()).chunks[1]
     assert plain.size > 5000
     data = memoryview(b"".join(bytes(piece) for piece in plain.pieces))
     place = chunks.ChunkPlace(0, plain.size, plain.digest, plain.buffer_sizes)

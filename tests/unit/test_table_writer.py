@@ -323,7 +323,7 @@ def test_rows_lost_to_an_error_cannot_be_sealed(
         raise MemoryError
 
     with monkeypatch.context() as patch:
-        patch.setattr(table_module.segment.BatchEncoder, "encode", fail)
+        patch.setattr(table_module.segment, "encode_batch", fail)
         with pytest.raises(MemoryError):
             table.append(["b"], {"x": [np.arange(100)]})
     with pytest.raises((AttemptClosed, MemoryError)):
@@ -342,7 +342,7 @@ def test_rows_lost_when_a_table_is_closed_cannot_be_sealed(
         raise MemoryError
 
     with monkeypatch.context() as patch:
-        patch.setattr(table_module.segment.BatchEncoder, "encode", fail)
+        patch.setattr(table_module.segment, "encode_batch", fail)
         with pytest.raises(MemoryError):
             table.close()
     with pytest.raises((AttemptClosed, MemoryError)):
