@@ -1,10 +1,13 @@
 """Checks of what a part holds against what is said about it, for the audit."""
 
 import json
-from typing import TypeVar
+from collections.abc import Callable
+from functools import partial
+from typing import Final, NoReturn, TypeVar
 
-from snapfmt.errors import FormatError
-from snapfmt.format import canonical, compat, layout
+from snapfmt.errors import FormatError, SnapfmtError
+from snapfmt.format import canonical, compat, digest, layout
+from snapfmt.limits import MIB
 from snapfmt.reading.snapshot import Part
 from snapfmt.storage.base import Store
 from snapfmt_schemas.attempt import Receipt
@@ -12,6 +15,8 @@ from snapfmt_schemas.manifest import Manifest, RepositoryDocument
 
 D = TypeVar("D", Manifest, RepositoryDocument)
 
+BLOCK: Final = 4 * MIB
+"""Bytes that are read and hashed at once."""
 _TOLERATED = ("lost+found", ".nfs", ".probe-", ".DS_Store")
 
 
@@ -81,3 +86,31 @@ def check_records(part: Part, path: str) -> None:
             json.loads(line)
         except (ValueError, RecursionError) as error:
             raise FormatError(f"not a JSON line: {error}", what=what) from error
+
+
+def look_at(
+    store: Store, key: str, end: int, *, deep: bool
+) -> Callable[[], tuple[int | None, str]]:
+    """Size and digest of an object: None if it is not there, empty if it is not worth hashing.
+
+    What went wrong is raised by the call that this returns, so that it may run anywhere.
+    """
+    try:
+        size = store.size(key)
+        worth = deep and size is not None and size >= end
+        mark = hash_of(store, key, size) if worth and size is not None else ""
+    except SnapfmtError as error:
+        return partial(_raise, error)
+    return lambda: (size, mark)
+
+
+def hash_of(store: Store, key: str, size: int) -> str:
+    """Tagged digest of the first `size` bytes of an object."""
+    running = digest.new_hash()
+    for offset in range(0, size, BLOCK):
+        running.update(store.get_range(key, offset, min(BLOCK, size - offset)))
+    return digest.TAG + running.hexdigest()
+
+
+def _raise(error: SnapfmtError) -> NoReturn:
+    raise error

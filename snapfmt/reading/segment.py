@@ -3,6 +3,7 @@
 import contextlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import numpy.typing as npt
@@ -10,8 +11,9 @@ import pyarrow as pa
 
 from snapfmt.errors import CorruptObject, FormatError
 from snapfmt.format import arrow_stream, batch_index, chunks, digest
-from snapfmt.format.columns import Column
+from snapfmt.format.columns import Column, Signature
 from snapfmt.reading.lazy import lazy
+from snapfmt.reading.pooled import in_order
 from snapfmt.reading.source import Source
 from snapfmt_schemas.part import Location, Segment
 
@@ -247,39 +249,10 @@ class SegmentReader:
         if not arrow_stream.same_schema(head, expected):
             raise FormatError("schema message does not fit the part index", what=what)
         keys = self._all_keys()
-        for number in range(len(self.index)):
-            place = self.index.place(number)
-            label = f"{what} batch {number}"
-            data = memoryview(
-                source.unchecked(document.data, place.offset, place.end - place.offset)
-            )
-            header = data[: place.header_size]
-            if digest.raw_digest([header]) != place.header_digest:
-                raise CorruptObject("batch header differs from its digest", what=label)
-            columns = []
-            for name, signature, physical, chunk in zip(
-                names, signatures, physicals, place.chunks, strict=True
-            ):
-                begin = chunk.offset - place.offset
-                part = data[begin : begin + chunk.size]
-                columns.append(
-                    chunks.decode_chunk(
-                        part,
-                        chunk,
-                        signature,
-                        physical,
-                        place.rows,
-                        what=f"{label} column {name}",
-                        limits=source.limits,
-                    )
-                )
-            _check_header(bytes(header), place, columns, what=label)
-            for column in columns:
-                _check_text(column, what=label)
-            stored = [columns[0].value(row) for row in range(place.rows)]
-            if stored != keys[place.row_start : place.row_start + place.rows]:
-                raise FormatError("keys of the rows differ from the keys entry", what=label)
-            yield len(data), label
+        kinds = list(zip(names, signatures, physicals, strict=True))
+        yield from in_order(
+            partial(self._check_batch, number, kinds, keys) for number in range(len(self.index))
+        )
         end = source.unchecked(
             document.data,
             document.data.size - len(arrow_stream.END_OF_STREAM),
@@ -287,6 +260,39 @@ class SegmentReader:
         )
         if end != arrow_stream.END_OF_STREAM:
             raise CorruptObject("end of the stream is damaged", what=what)
+
+    def _check_batch(
+        self, number: int, kinds: Sequence[tuple[str, Signature, str]], keys: Sequence[str]
+    ) -> tuple[int, str]:
+        source, place = self._source, self.index.place(number)
+        label = f"{self._what} batch {number}"
+        data = memoryview(
+            source.unchecked(self._document.data, place.offset, place.end - place.offset)
+        )
+        header = data[: place.header_size]
+        if digest.raw_digest([header]) != place.header_digest:
+            raise CorruptObject("batch header differs from its digest", what=label)
+        columns = []
+        for (name, signature, physical), chunk in zip(kinds, place.chunks, strict=True):
+            begin = chunk.offset - place.offset
+            columns.append(
+                chunks.decode_chunk(
+                    data[begin : begin + chunk.size],
+                    chunk,
+                    signature,
+                    physical,
+                    place.rows,
+                    what=f"{label} column {name}",
+                    limits=source.limits,
+                )
+            )
+        _check_header(bytes(header), place, columns, what=label)
+        for column in columns:
+            _check_text(column, what=label)
+        stored = [columns[0].value(row) for row in range(place.rows)]
+        if stored != keys[place.row_start : place.row_start + place.rows]:
+            raise FormatError("keys of the rows differ from the keys entry", what=label)
+        return len(data), label
 
     def _all_keys(self) -> list[str]:
         document = self._document

@@ -1,8 +1,7 @@
 """A table of a snapshot: keyed rows over all its segments (spec/v1/06-tables.md, Reading)."""
 
-from collections import deque
-from collections.abc import Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from importlib import import_module
 from typing import Any
 
@@ -12,13 +11,9 @@ from snapfmt.errors import FormatError, NoMatch, RefusedError
 from snapfmt.format import arrow_stream, chunks
 from snapfmt.format.columns import MISSING, Column
 from snapfmt.reading.lazy import lazy
+from snapfmt.reading.pooled import in_order
 from snapfmt.reading.segment import RowBatch, SegmentReader
 from snapfmt.reading.source import Source
-
-WORKERS = 2
-"""Threads that read, verify and decompress batches ahead."""
-AHEAD = 4
-"""Batches that are read ahead."""
 
 
 class TableReader:
@@ -97,30 +92,19 @@ class TableReader:
             columns or self.column_names
         ):
             spans = [item.span(first, last) for item, first, last in self._ranges(start, stop)]
-        with (
-            self._source.ahead(spans),
-            ThreadPoolExecutor(WORKERS, thread_name_prefix="snapfmt-read") as pool,
-        ):
-            flight: deque[tuple[list[str], Future[dict[str, Column]]]] = deque()
-            try:
-                for item, first, last in self._ranges(start, stop):
-                    keys, position = item.keys, first
-                    for number, chosen in item.plan(first, last):
-                        count = (
-                            chosen.stop - chosen.start if isinstance(chosen, slice) else len(chosen)
-                        )
-                        names = keys[position : position + count]
-                        position += count
-                        flight.append((names, pool.submit(item.read, number, chosen, columns)))
-                        if len(flight) > AHEAD:
-                            names, future = flight.popleft()
-                            yield RowBatch(names, future.result())
-                while flight:
-                    names, future = flight.popleft()
-                    yield RowBatch(names, future.result())
-            finally:
-                for _, future in flight:
-                    future.cancel()
+        with self._source.ahead(spans):
+            yield from in_order(self._reads(columns, start, stop))
+
+    def _reads(
+        self, columns: Sequence[str] | None, start: int, stop: int | None
+    ) -> Iterator[Callable[[], RowBatch]]:
+        for item, first, last in self._ranges(start, stop):
+            keys, position = item.keys, first
+            for number, chosen in item.plan(first, last):
+                count = chosen.stop - chosen.start if isinstance(chosen, slice) else len(chosen)
+                names = keys[position : position + count]
+                position += count
+                yield partial(_read, item, number, chosen, columns, names)
 
     def _ranges(self, start: int, stop: int | None) -> Iterator[tuple[SegmentReader, int, int]]:
         start, stop, _ = slice(start, stop).indices(self.num_rows)
@@ -226,3 +210,9 @@ class TableReader:
     def segments(self) -> list[SegmentReader]:
         """The table's segments, for audits."""
         return list(self._segments)
+
+
+def _read(
+    item: SegmentReader, number: int, chosen: Any, columns: Sequence[str] | None, keys: list[str]
+) -> RowBatch:
+    return RowBatch(keys, item.read(number, chosen, columns))

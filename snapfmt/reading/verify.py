@@ -4,6 +4,7 @@ Damage never raises here: all of it is listed. An outage of the storage does.
 """
 
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 
 from snapfmt.errors import (
     CorruptError,
@@ -17,8 +18,9 @@ from snapfmt.errors import (
 )
 from snapfmt.format import canonical, digest, jsonl, layout, pack
 from snapfmt.format.reach import objects
-from snapfmt.limits import DEFAULT_LIMITS, MIB, Limits
+from snapfmt.limits import DEFAULT_LIMITS, Limits
 from snapfmt.reading import checks
+from snapfmt.reading.pooled import in_order
 from snapfmt.reading.report import Finding, Severity, VerifyReport
 from snapfmt.reading.segment import SegmentReader
 from snapfmt.reading.snapshot import Part, Snapshot
@@ -28,7 +30,6 @@ from snapfmt_schemas.part import Location
 
 Progress = Callable[[int, str], None]
 """Called with the bytes that were just checked and what they belong to."""
-BLOCK = 4 * MIB
 
 
 def verify(
@@ -220,16 +221,20 @@ class _Audit:
 
     def objects(self) -> None:
         """Every object that a snapshot reaches: there, long enough, and deep its own digest."""
-        for key, numbers in sorted(self._reach.items()):
+        reach = sorted(self._reach.items())
+        looks = in_order(
+            partial(checks.look_at, self._store, key, self._ends.get(key, 0), deep=self.report.deep)
+            for key, _ in reach
+        )
+        for (key, numbers), look in zip(reach, looks, strict=True):
             self.report.objects += 1
             harmed = tuple(sorted(numbers))
             try:
-                self._object(key, harmed)
+                self._object(key, harmed, *look())
             except SnapfmtError as error:
                 self._failed(error, key, *harmed)
 
-    def _object(self, key: str, harmed: tuple[int, ...]) -> None:
-        size = self._store.size(key)
+    def _object(self, key: str, harmed: tuple[int, ...], size: int | None, mark: str) -> None:
         if size is None:
             if not any(f.path == key and f.rule == "missing" for f in self.report.findings):
                 self._find("missing", "damage", key, "object is not there", harmed)
@@ -241,7 +246,8 @@ class _Audit:
             return
         if not self.report.deep:
             return
-        if self._hash(key, size) != layout.object_digest(key):
+        self._count(size, key)
+        if mark != layout.object_digest(key):
             self._find(
                 "digest", "damage", key, "object differs from the digest in its name", harmed
             )
@@ -251,14 +257,6 @@ class _Audit:
             if end != size and writer in self._attempts:
                 message = f"object has {size} bytes, its entries end at {end}"
                 self._find("leftover", "leftover", key, message, harmed)
-
-    def _hash(self, key: str, size: int) -> str:
-        running = digest.new_hash()
-        for offset in range(0, size, BLOCK):
-            block = self._store.get_range(key, offset, min(BLOCK, size - offset))
-            running.update(block)
-            self._count(len(block), key)
-        return digest.TAG + running.hexdigest()
 
     def beside(self) -> None:
         """Whatever lies in the repository that no snapshot reaches."""
@@ -322,7 +320,9 @@ class _Audit:
         """An object that nothing reaches: a leftover, or a copy or a swap under a false name."""
         if self.report.deep:
             try:
-                if self._hash(key, size) != layout.object_digest(key):
+                mark = checks.hash_of(self._store, key, size)
+                self._count(size, key)
+                if mark != layout.object_digest(key):
                     text = "object differs from the digest in its name; nothing reaches it"
                     self._find("misplaced", "extra", key, text)
                     return
