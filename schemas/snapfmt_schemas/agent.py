@@ -1,13 +1,14 @@
 """What an agent server saves of one parked rollout."""
 
-from typing import Annotated, ClassVar, Literal, Self
+from collections.abc import Sequence
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
 from snapfmt_schemas._base import Record
 from snapfmt_schemas.continuation import Continuation, ServerName
 from snapfmt_schemas.identity import Count, ModelCallId, RolloutId, capture_key
-from snapfmt_schemas.opaque import Items, OpaqueObject
+from snapfmt_schemas.opaque import PARSED, Items, OpaqueObject
 
 UnixSeconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 """Seconds since the Unix epoch, as upstream stamps its records."""
@@ -73,3 +74,38 @@ class AgentBoundaryRecord(Record):
             last_committed_model_call_id=self.last_committed_model_call_id,
             resource_state_revisions=self.resource_state_revisions,
         )
+
+
+class BoundaryHead(AgentBoundaryRecord):
+    """A boundary record as it is stored: its conversation is rows of a table.
+
+    So that a save writes what was added to a conversation, and not the conversation again.
+    """
+
+    SCHEMA: ClassVar[str] = "snapfmt.boundary-head"
+
+    item_count: Annotated[
+        Count | None,
+        Field(description="Items of the conversation; null: they are in output_items."),
+    ] = None
+
+    @model_validator(mode="after")
+    def _divided(self) -> Self:
+        if self.item_count is not None and self.output_items:
+            raise ValueError("items are rows of the table, or in output_items")
+        return self
+
+    @classmethod
+    def of(cls, record: AgentBoundaryRecord) -> Self:
+        """The head of a record."""
+        fields = {name: getattr(record, name) for name in type(record).model_fields}
+        return cls.model_validate(
+            fields | {"output_items": (), "item_count": len(record.output_items)}, context=PARSED
+        )
+
+    def whole(self, items: Sequence[dict[str, Any]]) -> AgentBoundaryRecord:
+        """The record, with its conversation unless the head has it."""
+        fields = {name: getattr(self, name) for name in AgentBoundaryRecord.model_fields}
+        if self.item_count is not None:
+            fields["output_items"] = tuple(items)
+        return AgentBoundaryRecord.model_validate(fields, context=PARSED)

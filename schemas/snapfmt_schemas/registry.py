@@ -5,7 +5,7 @@ from types import MappingProxyType
 from typing import Final
 
 from snapfmt_schemas._base import Record
-from snapfmt_schemas.agent import AgentBoundaryRecord
+from snapfmt_schemas.agent import AgentBoundaryRecord, BoundaryHead
 from snapfmt_schemas.attempt import Lease, Receipt, Ticket
 from snapfmt_schemas.completion import CompletionReceipt
 from snapfmt_schemas.continuation import Continuation
@@ -31,6 +31,7 @@ from snapfmt_schemas.topology import Topology
 
 _ALL: tuple[type[Record], ...] = (
     AgentBoundaryRecord,
+    BoundaryHead,
     CompletionReceipt,
     Continuation,
     ExternalStorageReference,

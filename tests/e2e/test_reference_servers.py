@@ -13,6 +13,7 @@ import aiohttp
 import pytest
 
 from snapfmt import Repository
+from snapfmt_coordinator.participant import agent_part
 from snapfmt_coordinator.protocol import v1
 from snapfmt_coordinator.reference.processes import (
     ServerProcess,
@@ -22,7 +23,7 @@ from snapfmt_coordinator.reference.processes import (
     start_servers,
     stop_servers,
 )
-from snapfmt_schemas.agent import AgentBoundaryRecord
+from snapfmt_schemas.agent import BoundaryHead
 from snapfmt_schemas.attempt import Receipt
 
 TOKEN = "of-this-test-only"
@@ -174,7 +175,7 @@ class Checkpoint:
             }
             await self.ask(server, f"{path}/restore", source_checkpoint_id=source, snapshot=place)
             if kind == "agent":
-                records = part.records("boundaries.jsonl", AgentBoundaryRecord)
+                records = part.records("boundaries.jsonl", BoundaryHead)
                 restored = {record.rollout_id for record in records}
         over = [{"rollout_id": name, "attempt_index": 1} for name in restored & SANDBOXED]
         for server, _, path in parts:
@@ -187,6 +188,18 @@ async def connected(servers: Sequence[ServerProcess]) -> Any:
     timeout = aiohttp.ClientTimeout(total=60)
     async with aiohttp.ClientSession(connector=connector, timeout=timeout) as session:
         yield Gym(servers, session)
+
+
+def segments(repository: Repository, number: int, table: str) -> Any:
+    """The segments of a table."""
+    snapshot = repository.snapshot(number)
+    (part,) = (part for part in snapshot.parts() if table in part.table_names())
+    return part.segments(table)
+
+
+def pack_of(segment: Any) -> str:
+    """Where its rows lie."""
+    return str(segment.document.data.pack)
 
 
 def drive(servers: Sequence[ServerProcess], body: Any) -> Any:
@@ -357,13 +370,19 @@ def test_a_checkpoint_in_the_middle_changes_no_result(
     async def body(gym: Gym) -> dict[str, Result]:
         running = {name: asyncio.create_task(gym.run(name, 2)) for name in TASKS}
         before = await gym.calls()
+        await gym.wait_calls(before + 2 * ROLLOUTS)
+        early = Checkpoint(gym, "early")
+        await early.prepare(running)
+        with repository.begin() as attempt:
+            attempt.publish(await early.commit(attempt, wait=True))
+        await early.resume()
         await gym.wait_calls(before + 3 * ROLLOUTS)
         checkpoint = Checkpoint(gym, "in-the-middle")
         prepared = await checkpoint.prepare(running)
         assert prepared["parked"] > ROLLOUTS / 4
         assert prepared["parked"] + sum(one.done() for one in running.values()) == ROLLOUTS
         assert prepared["parked_without_boundary"] == 0
-        with repository.begin() as attempt:
+        with repository.begin(base=1) as attempt:
             standing = await gym.calls()
             await checkpoint.commit(attempt, wait=False)
             await asyncio.sleep(0.2)
@@ -377,13 +396,11 @@ def test_a_checkpoint_in_the_middle_changes_no_result(
         results = {name: answer for name, (_, answer, _) in answers.items()}
         await gym.acknowledge(results.values())
         records = [
-            *repository.snapshot()
-            .part("gym/agent/agent")
-            .records("boundaries.jsonl", AgentBoundaryRecord)
+            *repository.snapshot().part("gym/agent/agent").records("boundaries.jsonl", BoundaryHead)
         ]
         assert len(records) == prepared["parked"]
         assert {record.boundary_kind for record in records} <= {"turn_complete", "pending_model"}
-        lines = repository.snapshot().part("gym/model/policy").entry("lineage.jsonl").records
+        lines = repository.snapshot().table("lineage/policy").num_rows
         assert lines == sum(
             int(str(record.last_committed_model_call_id).removeprefix("call-"))
             for record in records
@@ -393,6 +410,21 @@ def test_a_checkpoint_in_the_middle_changes_no_result(
     results = drive(servers, body)
     assert comparable(results) == comparable(expected)
     assert repository.verify().damage == []
+    first, second = (
+        {record.rollout_id: record for record in agent_part.read(part).records}
+        for part in (repository.snapshot(n).part("gym/agent/agent") for n in (1, 2))
+    )
+    both = first.keys() & second.keys()
+    assert len(both) > ROLLOUTS / 2
+    for name in both:
+        before, after = first[name].output_items, second[name].output_items
+        assert after[: len(before)] == before
+    # What the first save holds of them was not written again.
+    packs = {pack_of(segment) for segment in segments(repository, 1, "items/agent")}
+    carried = [s.rows for s in segments(repository, 2, "items/agent") if pack_of(s) in packs]
+    assert sum(carried) == sum(len(first[name].output_items) for name in both)
+    packs = {pack_of(segment) for segment in segments(repository, 1, "lineage/policy")}
+    assert packs & {pack_of(segment) for segment in segments(repository, 2, "lineage/policy")}
 
 
 def test_a_crash_after_a_snapshot_loses_only_what_came_after_it(
@@ -442,7 +474,7 @@ def test_a_crash_after_a_snapshot_loses_only_what_came_after_it(
 
     assert comparable({**finished, **again}) == comparable(expected)
     agent = repository.snapshot().part("gym/agent/agent")
-    records = {r.rollout_id: r for r in agent.records("boundaries.jsonl", AgentBoundaryRecord)}
+    records = {r.rollout_id: r for r in agent.records("boundaries.jsonl", BoundaryHead)}
     assert set(records) == set(again)
     assert len(records) > ROLLOUTS / 4
     made, continued, kinds = mutations(directory), 0, set()

@@ -28,7 +28,7 @@ from snapfmt_coordinator.loop.config import LoopConfig
 from snapfmt_coordinator.loop.run import MUTATIONS
 from snapfmt_coordinator.loop.saved import SavedState
 from snapfmt_coordinator.loop.trip import STEPS, is_step
-from snapfmt_schemas.agent import AgentBoundaryRecord
+from snapfmt_schemas.agent import BoundaryHead
 
 SHAPE: dict[str, Any] = {
     "prompts": 6,
@@ -197,7 +197,7 @@ def restored(report: dict[str, Any], home: Path, case: Case) -> None:
     case.continued += len(report["continued"])
     case.started_over += len(report["started_over"])
     snapshot = Repository.open(home / "repository").snapshot(report["number"])
-    lines = snapshot.part("gym/agent/agent").records("boundaries.jsonl", AgentBoundaryRecord)
+    lines = snapshot.part("gym/agent/agent").records("boundaries.jsonl", BoundaryHead)
     begun = [line for line in lines if line.last_committed_model_call_id is not None]
     calls = {line.rollout_id: finished_calls(line) for line in begun}
     runs = {(line.rollout_id, line.attempt_index + 1) for line in begun}
@@ -215,7 +215,7 @@ def restored(report: dict[str, Any], home: Path, case: Case) -> None:
             out.write(json.dumps([rollout_id, attempt, calls[rollout_id]]) + "\n")
 
 
-def finished_calls(boundary: AgentBoundaryRecord) -> int:
+def finished_calls(boundary: BoundaryHead) -> int:
     """Number of the last call whose tools have run."""
     assert boundary.last_committed_model_call_id is not None
     pending = boundary.boundary_kind == "pending_model"

@@ -6,10 +6,12 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 from snapfmt_coordinator.participant import agent_part, parts, restoring
+from snapfmt_coordinator.participant.agent_part import AgentCut
 from snapfmt_coordinator.participant.execution import AgentExecution
 from snapfmt_coordinator.participant.fence import GRACE_S, Fence
 from snapfmt_coordinator.participant.holding import CutHolder
 from snapfmt_coordinator.participant.naming import check_run
+from snapfmt_coordinator.participant.on_base import SaveMemory
 from snapfmt_coordinator.participant.redacting import Secrets
 from snapfmt_coordinator.participant.runs import Remembered, Run, Runs, State
 from snapfmt_coordinator.participant.tombstones import Tombstones
@@ -32,7 +34,6 @@ FEATURES: Final = (
 )
 NAMED: Final = 128
 """How many runs a reply of `prepare` names; its counts are those of all."""
-Cut = tuple[AgentBoundaryRecord, ...]
 
 
 class AgentParticipant:
@@ -63,7 +64,8 @@ class AgentParticipant:
         self._acknowledged = Remembered()
         self._acknowledgements = 0
         self._generations = Remembered()
-        self._holder: CutHolder[Cut] = CutHolder(self.fence, self.part)
+        self._holder: CutHolder[AgentCut] = CutHolder(self.fence, self.part)
+        self._memory = SaveMemory()
         self.fence.on_open(self._runs.wake_parked)
 
     # --- what the server calls
@@ -91,7 +93,8 @@ class AgentParticipant:
             raise refused(
                 "stale_attempt", "this run is over", what=what, hint="send the rollout's next run"
             )
-        boundary = None
+        boundary: AgentBoundaryRecord | None = None
+        marks: tuple[int, ...] = ()
         old = self._runs.of(rollout_id)
         if old is not None:
             if old.attempt_index > attempt_index:
@@ -109,12 +112,12 @@ class AgentParticipant:
                         what=what,
                         hint="fetch a completed run's result from the server",
                     )
-                boundary = old.boundary
+                boundary, marks = old.boundary, old.marks
         generation = (self._generations.get(rollout_id, attempt_index) or 0) + 1
         self._generations.put(rollout_id, attempt_index, generation)
         if attempt_index:
             self._closed.close(rollout_id, attempt_index - 1)
-        run = Run(rollout_id, attempt_index, generation, "running", boundary)
+        run = Run(rollout_id, attempt_index, generation, "running", boundary, marks=marks)
         self._runs.add(run)
         return AgentExecution(self.fence, self._runs, run)
 
@@ -339,7 +342,7 @@ class AgentParticipant:
                     break
         return tuple(found)
 
-    def _take(self) -> tuple[Cut, v1.Committed]:
+    def _take(self) -> tuple[AgentCut, v1.Committed]:
         if not self._ready():
             running, owed = self._runs.count("running"), self._runs.count("completed")
             raise refused(
@@ -347,14 +350,21 @@ class AgentParticipant:
                 f"{running} runs are not parked, {owed} results are not acknowledged",
                 hint="prepare again until it is ready to commit",
             )
-        cut = tuple(run.boundary for run in self._runs if run.boundary is not None)
+        # Nothing but references: no object is made for a run.
+        cut = AgentCut(
+            tuple(run.boundary for run in self._runs if run.boundary is not None),
+            tuple(run.marks for run in self._runs if run.boundary is not None),
+        )
+        count = len(cut.records)
         return cut, v1.Committed(
-            state="committed_paused", ready=False, records=len(cut), rollouts=len(cut)
+            state="committed_paused", ready=False, records=count, rollouts=count
         )
 
-    async def _write(self, cut: Cut, ticket: Ticket) -> v1.Committed:
+    async def _write(self, cut: AgentCut, ticket: Ticket) -> v1.Committed:
         with parts.failing_as("agent_checkpoint_error", "the part was not written"):
-            return await asyncio.to_thread(agent_part.write, cut, ticket, self._secrets)
+            return await asyncio.to_thread(
+                agent_part.write, cut, ticket, self._secrets, self._memory
+            )
 
     def _conflict(self, saved: agent_part.SavedRuns) -> str:
         for record in saved.records:
@@ -369,7 +379,9 @@ class AgentParticipant:
             boundary = record.model_copy(update={"attempt_index": run_index})
             self._closed.close(record.rollout_id, record.attempt_index)
             if record.rollout_id not in saved.redacted:
-                self._runs.add(Run(record.rollout_id, run_index, 0, "restored", boundary))
+                run = Run(record.rollout_id, run_index, 0, "restored")
+                self._runs.bind(run, boundary)
+                self._runs.add(run)
         return v1.Restored(
             state=self.fence.phase,
             restored=len(saved.records) - len(saved.redacted),

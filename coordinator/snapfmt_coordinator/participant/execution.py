@@ -74,7 +74,9 @@ class AgentExecution:
         """Register the run's newest boundary; while a checkpoint is in force, park here.
 
         The record and all that it holds must not be changed afterwards: it is written later,
-        while the run goes on.
+        while the run goes on. Items of the conversation that are the same objects as in the
+        boundary before, up to the first one that is another, count as unchanged and are not
+        written again: append new objects, and put a new one in the place of what changes.
 
         Raises:
             ControlRefused: `stale_attempt`.
@@ -86,7 +88,7 @@ class AgentExecution:
                 f"the boundary is that of run {record.attempt_index} of {record.rollout_id!r}",
                 what=self._what,
             )
-        self._run.boundary = record
+        self._runs.bind(self._run, record)
         self._pauses = 0
         await self._park()
 
@@ -133,7 +135,7 @@ class AgentExecution:
             raise refused(
                 "duplicate_execution", "the run was finished with another result", what=self._what
             )
-        run.receipt, run.result, run.boundary = receipt, result, None
+        run.receipt, run.result, run.boundary, run.marks = receipt, result, None, ()
         self._runs.move(run, "completed")
         return receipt
 

@@ -3,16 +3,12 @@
 from bisect import bisect_right
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final
 
-from snapfmt.writing.lines import PreparedLine
 from snapfmt_coordinator.protocol.codes import refused
 from snapfmt_schemas.lineage import ModelFailureRow, ModelLineageRow
-from snapfmt_schemas.lines import to_line
 
 RunKey = tuple[str, int]
 """A rollout's id and its run."""
-_BARE: Final[Mapping[str, Any]] = {"staging_chain": None}
 
 
 @dataclass(slots=True, eq=False)
@@ -23,10 +19,9 @@ class RunLedger:
     by_id: dict[str, ModelLineageRow] = field(default_factory=dict)
     failures: list[ModelFailureRow] = field(default_factory=list)
     row_marks: list[int] = field(default_factory=list)
-    """When each row was added, by the ledger's own count; so a cut is one number."""
+    """When each row was added, by the ledger's own count: so a cut is one number, and a save
+    knows a row by it."""
     failure_marks: list[int] = field(default_factory=list)
-    lines: dict[str, PreparedLine] = field(default_factory=dict)
-    """Of rows that were saved before, by call id; only the thread that writes a part uses it."""
 
     def append(self, row: ModelLineageRow, mark: int) -> ModelLineageRow:
         """Add a call; the row that counts, which is the known one for a retry.
@@ -62,14 +57,6 @@ class RunLedger:
         """The calls up to a cut."""
         return self.rows[: bisect_right(self.row_marks, mark)]
 
-    def line(self, row: ModelLineageRow) -> PreparedLine:
-        """What is stored of a call, without its ancestors' keys; made once, since rows stay."""
-        known = self.lines.get(row.model_call_id)
-        if known is None:
-            bare = row if row.staging_chain is None else row.model_copy(update=_BARE)
-            known = self.lines[row.model_call_id] = PreparedLine(to_line(bare), row.staging_key)
-        return known
-
     def failures_until(self, mark: int) -> list[ModelFailureRow]:
         """The failures up to a cut."""
         return self.failures[: bisect_right(self.failure_marks, mark)]
@@ -87,6 +74,11 @@ class LedgerCut:
         """The calls of a run; none when it is not there."""
         run = self.runs.get(key)
         return run.rows_until(self.mark) if run else []
+
+    def marked_rows(self, key: RunKey) -> list[tuple[ModelLineageRow, int]]:
+        """The calls of a run, each with its mark."""
+        rows = self.rows(key)
+        return list(zip(rows, self.runs[key].row_marks, strict=False)) if rows else []
 
     def failures(self, key: RunKey) -> list[ModelFailureRow]:
         """The failures of a run; none when it is not there."""
@@ -121,7 +113,7 @@ class Ledger:
         run = self._runs.get(key) or RunLedger()
         self._mark += 1
         row = run.append(row, self._mark)
-        self.put(key, run)
+        self._put(key, run)
         return row
 
     def fail(self, key: RunKey, row: ModelFailureRow) -> None:
@@ -129,10 +121,16 @@ class Ledger:
         run = self._runs.get(key) or RunLedger()
         self._mark += 1
         run.fail(row, self._mark)
-        self.put(key, run)
+        self._put(key, run)
 
-    def put(self, key: RunKey, run: RunLedger) -> None:
-        """Take a run in."""
+    def adopt(self, key: RunKey, run: RunLedger) -> None:
+        """Take a run in that was not made here, as if its rows were added now."""
+        first = self._mark + 1
+        self._mark += len(run.rows)
+        run.row_marks = list(range(first, self._mark + 1))
+        self._put(key, run)
+
+    def _put(self, key: RunKey, run: RunLedger) -> None:
         self._runs[key] = run
         self._rollouts.setdefault(key[0], set()).add(key[1])
 

@@ -13,6 +13,7 @@ from snapfmt_coordinator.participant.fence import GRACE_S, Fence
 from snapfmt_coordinator.participant.holding import CutHolder
 from snapfmt_coordinator.participant.ledger import Ledger, LedgerCut, RunKey
 from snapfmt_coordinator.participant.naming import check_run
+from snapfmt_coordinator.participant.on_base import SaveMemory
 from snapfmt_coordinator.participant.tombstones import Tombstones
 from snapfmt_coordinator.protocol import v1
 from snapfmt_coordinator.protocol.codes import refused
@@ -62,6 +63,7 @@ class ModelParticipant:
         self._retired = Tombstones()
         self._restored: set[RunKey] = set()
         self._holder: CutHolder[LedgerCut] = CutHolder(self.fence, self.part)
+        self._memory = SaveMemory()
         self.fence.on_open(self._restored.clear)
 
     # --- what the server calls
@@ -196,7 +198,7 @@ class ModelParticipant:
         async def write(cut: LedgerCut, ticket: Ticket) -> v1.Committed:
             with parts.failing_as("ledger_not_checkpointable", "the part was not written"):
                 return await asyncio.to_thread(
-                    model_part.write, cut, self.server_name, agents, ticket
+                    model_part.write, cut, self.server_name, agents, ticket, self._memory
                 )
 
         given = ",".join(sorted(item.index_digest for item in agents))
@@ -321,7 +323,7 @@ class ModelParticipant:
             self._given_up.close(item.rollout_id, item.attempt_index)
         for (rollout_id, number), run in saved.runs.items():
             self._retired.close(rollout_id, number)
-            self._ledger.put((rollout_id, number + 1), run)
+            self._ledger.adopt((rollout_id, number + 1), run)
             self._restored.add((rollout_id, number + 1))
         return v1.Restored(
             state=self.fence.phase,

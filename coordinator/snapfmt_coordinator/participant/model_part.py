@@ -3,14 +3,20 @@
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final, Literal
+from itertools import chain, repeat
+from typing import Any, Final, Literal
 
+import numpy as np
+
+from snapfmt import PartWriter
 from snapfmt.errors import FormatError
 from snapfmt.reading.snapshot import Part
+from snapfmt.reading.table import TableReader
 from snapfmt.writing.lines import PreparedLine
 from snapfmt_coordinator.participant import parts
 from snapfmt_coordinator.participant.agent_part import CONTINUATIONS
 from snapfmt_coordinator.participant.ledger import LedgerCut, RunKey, RunLedger
+from snapfmt_coordinator.participant.on_base import SaveMemory, TableOnBase
 from snapfmt_coordinator.protocol.codes import refused
 from snapfmt_coordinator.protocol.v1 import Committed, Execution, ReferenceIndex
 from snapfmt_schemas._base import Record
@@ -22,17 +28,24 @@ from snapfmt_schemas.lineage import (
     ModelFailureRow,
     ModelLineageRow,
 )
-from snapfmt_schemas.lines import to_line
+from snapfmt_schemas.lines import from_line, to_line
 
-LINEAGE: Final = "lineage.jsonl"
+LINEAGE: Final = "lineage"
+"""The table of calls, with the server's name behind it."""
+ROLLOUT, ROW = "rollout_id", "row"
+"""Its columns: whose call it is, and the call as one line of JSON."""
+OLD_LINEAGE: Final = "lineage.jsonl"
+"""The calls of a part that was written before there was such a table."""
 FAILURES: Final = "failures.jsonl"
 REFERENCES: Final = "storage-references.jsonl"
 LEDGER: Final = "ledger.json"
+_BARE: Final[Mapping[str, Any]] = {"staging_chain": None}
 DAMAGED: Final = "verify the snapshot, and restore another one"
 
 
 class SavedRun(Record):
-    """One run in `ledger.json`: its rows follow one another in the files, in this order."""
+    """One run in `ledger.json`: its rows lead from the boundary's call to a root; its failures
+    follow those of the runs before it."""
 
     rollout_id: RolloutId
     attempt_index: Count
@@ -53,6 +66,10 @@ class SavedLedger(Record):
     tombstones: tuple[Execution, ...]
 
 
+MarkedRow = tuple[ModelLineageRow, int]
+"""A call, and its mark in the ledger."""
+
+
 @dataclass(frozen=True, slots=True)
 class RestoredLedger:
     """What a part holds: the calls of each run, under the number of the run that was saved."""
@@ -62,8 +79,16 @@ class RestoredLedger:
     index: ReferenceIndex
 
 
-def write(cut: LedgerCut, server_name: str, agents: Sequence[Receipt], ticket: Ticket) -> Committed:
+def write(
+    cut: LedgerCut,
+    server_name: str,
+    agents: Sequence[Receipt],
+    ticket: Ticket,
+    memory: SaveMemory | None = None,
+) -> Committed:
     """Write and seal the part, for the continuations of the agents' sealed parts.
+
+    Calls that the attempt's base holds, by what is remembered, are carried.
 
     Raises:
         ControlRefused: `ledger_not_checkpointable` if nothing is known of a continuation's run;
@@ -96,16 +121,18 @@ def write(cut: LedgerCut, server_name: str, agents: Sequence[Receipt], ticket: T
             for name, number in sorted(cut.tombstones.items())
         ),
     )
-    with parts.open_part(ticket) as part:
-        part.records(LINEAGE, _lineage_lines(cut, chosen))
+
+    def body(part: PartWriter, table: TableOnBase) -> None:
+        _write_lineage(part, table, chosen)
         part.records(FAILURES, (row for _, _, failures in chosen for row in failures))
         part.records(REFERENCES, references)
         part.json(LEDGER, ledger.model_dump(mode="json"))
-        receipt = part.seal()
+
+    _, receipt = (memory or SaveMemory()).write(ticket, body)
     return Committed(
         state="committed_paused",
         ready=True,
-        records=receipt.records,
+        records=receipt.records + ledger.rows,
         receipt=receipt,
         storage_reference_index=parts.reference(parts.sealed_part(ticket, receipt), REFERENCES),
         rollouts=len(saved),
@@ -115,25 +142,25 @@ def write(cut: LedgerCut, server_name: str, agents: Sequence[Receipt], ticket: T
     )
 
 
-def lineage(cut: LedgerCut, root: Continuation) -> list[ModelLineageRow]:
-    """The calls that lead to a continuation, oldest first.
+def lineage(cut: LedgerCut, root: Continuation) -> list[MarkedRow]:
+    """The calls that lead to a continuation, oldest first, each with its mark.
 
     Raises:
         ControlRefused: `ledger_mismatch` if one of them is not there exactly once.
     """
-    rows = cut.rows((root.rollout_id, root.attempt_index))
-    by_id = {row.model_call_id: row for row in rows}
+    rows = cut.marked_rows((root.rollout_id, root.attempt_index))
+    by_id = {item[0].model_call_id: item for item in rows}
     if len(by_id) != len(rows):
         raise _mismatch(root, "a call is there twice")
-    found: list[ModelLineageRow] = []
+    found: list[MarkedRow] = []
     wanted: str | None = root.last_committed_model_call_id
     while wanted is not None:
         # Taken out, so that a circle ends as a missing call.
-        row = by_id.pop(wanted, None)
-        if row is None:
+        item = by_id.pop(wanted, None)
+        if item is None:
             raise _mismatch(root, f"call {wanted!r} is not in the ledger")
-        found.append(row)
-        wanted = row.parent_call_id
+        found.append(item)
+        wanted = item[0].parent_call_id
     return found[::-1]
 
 
@@ -152,7 +179,7 @@ def read(part: Part) -> RestoredLedger:
             what=part.name,
             hint=DAMAGED,
         ) from error
-    rows = part.records(LINEAGE, ModelLineageRow)
+    rows = _read_lineage(part, ledger)
     failures = part.records(FAILURES, ModelFailureRow)
     expected = list(part.records(REFERENCES, ExternalStorageReference))
     runs: dict[RunKey, RunLedger] = {}
@@ -160,7 +187,7 @@ def read(part: Part) -> RestoredLedger:
     closed = {(item.rollout_id, item.attempt_index) for item in ledger.tombstones}
     for saved in ledger.runs:
         key = (saved.rollout_id, saved.attempt_index)
-        run = runs[key] = _read_run(saved, rows, failures)
+        run = runs[key] = _read_run(saved, rows.pop(saved.rollout_id, {}), failures)
         references += _run_references(capture_key(*key), saved.boundary_model_call_id, run.rows)
     if len({name for name, _ in runs}) != len(ledger.runs) or runs.keys() & closed:
         raise FormatError(
@@ -168,7 +195,7 @@ def read(part: Part) -> RestoredLedger:
             what=part.name,
             hint=DAMAGED,
         )
-    if next(rows, None) is not None or next(failures, None) is not None:
+    if rows or next(failures, None) is not None:
         raise FormatError(
             "there are rows of no run",
             what=part.name,
@@ -183,26 +210,60 @@ def read(part: Part) -> RestoredLedger:
     return RestoredLedger(runs, ledger.tombstones, parts.reference(part, REFERENCES))
 
 
+def _read_lineage(part: Part, ledger: SavedLedger) -> dict[str, dict[str, ModelLineageRow]]:
+    """Every call, by rollout and call id."""
+    if any(entry.path == OLD_LINEAGE for entry in part.entries()):
+        owners = chain.from_iterable(repeat(run.rollout_id, run.rows) for run in ledger.runs)
+        # A row too many is one of no rollout.
+        records = part.records(OLD_LINEAGE, ModelLineageRow)
+        stored: Iterator[tuple[str, ModelLineageRow]]
+        stored = zip(chain(owners, repeat("")), records, strict=False)
+    else:
+        stored = _read_table(part.table(parts.table_name(LINEAGE, part.name)))
+    found: dict[str, dict[str, ModelLineageRow]] = {}
+    for rollout_id, row in stored:
+        calls = found.setdefault(rollout_id, {})
+        if calls.setdefault(row.model_call_id, row) is not row:
+            raise FormatError("a call is there twice", what=rollout_id, hint=DAMAGED)
+    return found
+
+
+def _read_table(table: TableReader) -> Iterator[tuple[str, ModelLineageRow]]:
+    for key, owner, line in parts.texts(table, ROLLOUT, ROW):
+        try:
+            row = from_line(ModelLineageRow, line.encode())
+        except (ValueError, RecursionError) as error:
+            raise FormatError(f"not a ModelLineageRow: {error}", what=key) from error
+        if row.staging_key != key:
+            raise FormatError("the row is of another staging key", what=key, hint=DAMAGED)
+        yield owner, row
+
+
 def _read_run(
-    saved: SavedRun, rows: Iterator[ModelLineageRow], failures: Iterator[ModelFailureRow]
+    saved: SavedRun, rows: dict[str, ModelLineageRow], failures: Iterator[ModelFailureRow]
 ) -> RunLedger:
-    run = RunLedger()
-    last = None
-    for _ in range(saved.rows):
-        row = next(rows, None)
-        if row is None or row.parent_call_id != last or row.model_call_id in run.by_id:
+    line: list[ModelLineageRow] = []
+    wanted: str | None = saved.boundary_model_call_id
+    while wanted is not None:
+        # Taken out, so that a circle ends as a missing call.
+        row = rows.pop(wanted, None)
+        if row is None:
             raise FormatError(
-                "lineage is not one chain from its root",
+                "lineage is not one chain from its root to the boundary's call",
                 what=saved.rollout_id,
                 hint=DAMAGED,
             )
-        last = run.append(row, 0).model_call_id
-    if last != saved.boundary_model_call_id:
+        line.append(row)
+        wanted = row.parent_call_id
+    if rows or len(line) != saved.rows:
         raise FormatError(
-            "lineage does not end at the boundary's call",
+            f"{saved.rows} calls expected, {len(line)} lead to the boundary's",
             what=saved.rollout_id,
             hint=DAMAGED,
         )
+    run = RunLedger()
+    for row in reversed(line):
+        run.append(row, 0)
     for _ in range(saved.failures):
         failure = next(failures, None)
         if failure is None:
@@ -245,18 +306,33 @@ def _check_known(cut: LedgerCut, roots: Mapping[RunKey, Continuation]) -> None:
         )
 
 
-_Chosen = Sequence[tuple[Continuation, list[ModelLineageRow], list[ModelFailureRow]]]
+_Chosen = Sequence[tuple[Continuation, list[MarkedRow], list[ModelFailureRow]]]
 
 
-def _lineage_lines(cut: LedgerCut, chosen: _Chosen) -> Iterator[PreparedLine]:
-    for root, rows, _ in chosen:
-        run = cut.runs[root.rollout_id, root.attempt_index]
-        yield from (run.line(row) for row in rows)
+def _write_lineage(part: PartWriter, table: TableOnBase, chosen: _Chosen) -> None:
+    rows = [(root.rollout_id, row) for root, marked, _ in chosen for row, _ in marked]
+    marks = np.array([mark for _, marked, _ in chosen for _, mark in marked], np.int64)
+
+    def columns(places: list[int]) -> dict[str, list[str]]:
+        some = [rows[place] for place in places]
+        return {
+            ROLLOUT: [rollout_id for rollout_id, _ in some],
+            ROW: [_line(row).decode("ascii") for _, row in some],
+        }
+
+    keys = [row.staging_key for _, row in rows]
+    table.write(parts.table_name(LINEAGE, part.name), keys, marks, columns)
+
+
+def _line(row: ModelLineageRow) -> bytes:
+    """What is stored of a call: all but its ancestors' keys, which the parents give."""
+    return to_line(row if row.staging_chain is None else row.model_copy(update=_BARE))
 
 
 def _reference_lines(chosen: _Chosen) -> Iterator[PreparedLine]:
     """One line for each row; those of a run differ in their key only, which comes last."""
-    for root, rows, _ in chosen:
+    for root, marked, _ in chosen:
+        rows = [row for row, _ in marked]
         first = next(_run_references(root.capture_key, root.last_committed_model_call_id, rows))
         head = to_line(first).removesuffix(_ending(first.key))
         yield from (PreparedLine(head + _ending(row.staging_key), row.staging_key) for row in rows)

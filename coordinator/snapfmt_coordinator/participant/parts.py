@@ -6,9 +6,10 @@ Everything here blocks, so participants call it in a worker thread.
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from snapfmt.errors import ControlRefused, CorruptObject, InputError, SnapfmtError
+from snapfmt.errors import ControlRefused, CorruptObject, FormatError, InputError, SnapfmtError
 from snapfmt.reading.snapshot import Part
 from snapfmt.reading.source import Source
+from snapfmt.reading.table import TableReader
 from snapfmt.repository import Repository
 from snapfmt.writing.part import PartWriter
 from snapfmt_coordinator.protocol.codes import Reason, described, refused
@@ -73,6 +74,31 @@ def reference(part: Part, path: str) -> ReferenceIndex:
     return ReferenceIndex(
         part=part.name, path=path, digest=entry.digest, records=entry.records or 0
     )
+
+
+def table_name(kind: str, part: str) -> str:
+    """Name of a server's table: `gym/agent/swe` has `items/swe`."""
+    return f"{kind}/{part.split('/', 2)[-1]}"
+
+
+def texts(table: TableReader, *columns: str) -> Iterator[tuple[str, ...]]:
+    """Key and texts of every row, in order, each key once.
+
+    Raises:
+        FormatError: If a key repeats, or a row has no text there.
+        SnapfmtError: If it cannot be read.
+    """
+    seen: set[str] = set()
+    for batch in table.batches(columns if table.num_rows else None):
+        found = [batch.columns.get(name) for name in columns]
+        values = [item for item in found if item is not None and item.signature.kind == "text"]
+        if len(values) != len(columns) or any(item.present is not None for item in values):
+            raise FormatError(f"rows without text in {', '.join(columns)}", what=table.name)
+        for row, key in enumerate(batch.keys):
+            if key in seen:
+                raise FormatError(f"key {key!r} comes twice", what=table.name)
+            seen.add(key)
+            yield key, *(item.value(row) for item in values)
 
 
 @contextmanager

@@ -4,13 +4,12 @@ Redaction goes by names. What it takes out of a state may be a credential or a p
 the state is not whole any more, so a restore must not go on from it.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Final, Literal
 
 from snapfmt import PartWriter
 from snapfmt.errors import FormatError
 from snapfmt.reading.snapshot import Part
-from snapfmt.writing.lines import PreparedLine, prepare
 from snapfmt_schemas.agent import AgentBoundaryRecord
 from snapfmt_schemas.identity import capture_key
 from snapfmt_schemas.redacted import RedactedRun
@@ -26,21 +25,28 @@ of it is stored as it is, an agent's cookies too."""
 Saved = AgentBoundaryRecord | ResourceSnapshot
 
 
-def write(part: PartWriter, path: str, records: Sequence[Saved], secrets: Secrets) -> int:
-    """Write the records, and the list of those whose state was changed; how many these are.
+class Losses:
+    """What redaction took out of the state of the runs of one part."""
 
-    Raises:
-        InvalidRecord: If a state is not JSON.
-        SnapfmtError: If it cannot be written.
-    """
-    found: list[RedactedRun] = []
-    # A cut has one run of each rollout, so the rollout's id finds its record.
-    if secrets == "keep":
-        part.records(path, records, key="rollout_id", redact=False)
-    else:
-        part.records(path, _redacted(records, found))
-    part.records(REDACTED, found, key="capture_key", redact=False)
-    return len(found)
+    def __init__(self) -> None:
+        self._paths: dict[str, list[str]] = {}
+
+    def note(self, key: str, paths: Iterable[str]) -> bool:
+        """Note where values of a run were replaced; whether it is not whole for any of them."""
+        lost = [path for path in paths if not _is_cookie(path)]
+        if lost:
+            self._paths.setdefault(key, []).extend(lost)
+        return bool(lost)
+
+    def write(self, part: PartWriter) -> int:
+        """Write the list of the runs that are not whole; how many these are.
+
+        Raises:
+            SnapfmtError: If it cannot be written.
+        """
+        found = [RedactedRun.of(key, tuple(paths)) for key, paths in sorted(self._paths.items())]
+        part.records(REDACTED, found, key="capture_key", redact=False)
+        return len(found)
 
 
 def read(part: Part, runs: Sequence[Saved]) -> frozenset[str]:
@@ -67,16 +73,6 @@ def listed_runs(part: Part) -> tuple[RedactedRun, ...]:
     if all(entry.path != REDACTED for entry in part.entries()):
         return ()
     return tuple(part.records(REDACTED, RedactedRun))
-
-
-def _redacted(records: Sequence[Saved], found: list[RedactedRun]) -> Iterator[PreparedLine]:
-    """The lines to store; notes the runs that are not whole."""
-    for record in records:
-        key = capture_key(record.rollout_id, record.attempt_index)
-        line = prepare(record, "rollout_id", what=key)
-        if lost := tuple(place for place in line.hidden if not _is_cookie(place)):
-            found.append(RedactedRun.of(key, lost))
-        yield line
 
 
 def _is_cookie(place: str) -> bool:

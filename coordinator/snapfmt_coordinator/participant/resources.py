@@ -12,9 +12,11 @@ from snapfmt_coordinator.participant import parts, redacting, restoring, session
 from snapfmt_coordinator.participant.fence import GRACE_S, Fence
 from snapfmt_coordinator.participant.holding import CutHolder
 from snapfmt_coordinator.participant.naming import check_run
+from snapfmt_coordinator.participant.on_base import SaveMemory
 from snapfmt_coordinator.participant.redacting import Secrets
 from snapfmt_coordinator.participant.sessions_part import SessionCut
 from snapfmt_coordinator.participant.tombstones import Tombstones
+from snapfmt_coordinator.participant.touched import Touched
 from snapfmt_coordinator.protocol import v1
 from snapfmt_coordinator.protocol.codes import described, refused
 from snapfmt_schemas.attempt import Ticket
@@ -33,7 +35,11 @@ class SessionStore(Protocol):
     """
 
     def export(self) -> Iterable[tuple[str, int, int, dict[str, Any]]]:
-        """Rollout, run, revision and state of every session; the state is a copy of its own."""
+        """Rollout, run, revision and state of every session; the state is a copy of its own.
+
+        A session that no `operation` was entered for since a save, and whose revision is the
+        same, counts as unchanged.
+        """
 
     def install(self, sessions: Sequence[ResourceSnapshot]) -> None:
         """Take all sessions in, or none and raise; `attempt_index` is the new run's."""
@@ -80,16 +86,18 @@ class ResourcesParticipant:
         self._secrets: Secrets = secrets
         self._inside = 0
         self._newest: dict[str, int] = {}
+        self._touched = Touched()
         self._closed = Tombstones()
         self._restored: set[tuple[str, int]] = set()
         self._holder: CutHolder[SessionCut] = CutHolder(self.fence, self.part)
+        self._memory = SaveMemory()
         self.fence.on_open(self._restored.clear)
 
     # --- what the server calls
 
     @asynccontextmanager
     async def operation(self, rollout_id: str, attempt_index: int) -> AsyncIterator[None]:
-        """Around everything that reads or changes a session.
+        """Around everything that reads or changes a session: the next save writes it.
 
         Raises:
             ControlRefused: `resources_admission_closed` while frozen; `stale_attempt` for a run
@@ -107,7 +115,10 @@ class ResourcesParticipant:
                 what=what,
                 hint="park, and send it again after the resume",
             )
+        if newest != attempt_index:
+            self._touched.forget(rollout_id, newest)
         self._newest[rollout_id] = attempt_index
+        self._touched.use(rollout_id, attempt_index)
         self._inside += 1
         try:
             yield
@@ -137,8 +148,10 @@ class ResourcesParticipant:
         for item in executions:
             retired += bool(self._store.drop(item.rollout_id, item.attempt_index))
             self._closed.close(item.rollout_id, item.attempt_index)
-            if self._newest.get(item.rollout_id, item.attempt_index + 1) <= item.attempt_index:
+            newest = self._newest.get(item.rollout_id)
+            if newest is not None and newest <= item.attempt_index:
                 del self._newest[item.rollout_id]
+                self._touched.forget(item.rollout_id, newest)
         return v1.Retired(retired=retired, tombstoned=len(executions))
 
     # --- what the coordinator asks for, for a checkpoint
@@ -247,7 +260,8 @@ class ResourcesParticipant:
         sessions: list[sessions_part.Session] = []
         if self.mode == "export_restore":
             sessions = self._newest_only(_exported(self._store))
-        cut = SessionCut(sessions, self.fence.clock())
+        marks = [self._touched.mark(*session[:3]) for session in sessions]
+        cut = SessionCut(sessions, self.fence.clock(), marks)
         return cut, v1.Committed(
             state="committed_paused", ready=False, records=len(sessions), sessions=len(sessions)
         )
@@ -269,7 +283,13 @@ class ResourcesParticipant:
     async def _write(self, cut: SessionCut, ticket: Ticket) -> v1.Committed:
         with parts.failing_as("resources_checkpoint_error", "the part was not written"):
             return await asyncio.to_thread(
-                sessions_part.write, cut, self.server_name, self.mode, ticket, self._secrets
+                sessions_part.write,
+                cut,
+                self.server_name,
+                self.mode,
+                ticket,
+                self._secrets,
+                self._memory,
             )
 
     def _read(self, part: Part) -> Saved:

@@ -6,6 +6,8 @@ import json
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import takewhile
+from operator import is_
 from typing import Any, Final, Literal
 
 from pydantic import ValidationError
@@ -32,6 +34,8 @@ class Run:
     receipt: CompletionReceipt | None = None
     result: dict[str, Any] | None = None
     waiter: asyncio.Future[None] | None = None
+    marks: tuple[int, ...] = ()
+    """One for each item of the boundary's conversation; see `Runs.bind`."""
 
     def execution(self) -> Execution:
         """Its name on the wire."""
@@ -52,6 +56,7 @@ class Runs:
         self._states: dict[State, int] = dict.fromkeys(
             ("running", "parked", "restored", "completed"), 0
         )
+        self._next_mark = 0
 
     def __len__(self) -> int:
         return len(self._runs)
@@ -94,6 +99,23 @@ class Runs:
             self._states[state] += 1
             run.state = state
             self._changed()
+
+    def bind(self, run: Run, record: AgentBoundaryRecord) -> None:
+        """Make a record the run's newest boundary.
+
+        The items with which its conversation begins as the one before did, each the very same
+        object, keep their marks. From the first one that differs on, all get new ones: a mark
+        stands for one item at one place of one run.
+        """
+        before = run.boundary.output_items if run.boundary is not None else ()
+        items = record.output_items
+        kept = len(before)
+        if len(items) < kept or not all(map(is_, before, items)):
+            kept = sum(1 for _ in takewhile(bool, map(is_, before, items)))
+        first = self._next_mark
+        self._next_mark += len(items) - kept
+        run.marks = (*run.marks[:kept], *range(first, self._next_mark))
+        run.boundary = record
 
     def wake_parked(self) -> None:
         """Let every parked run look again whether it may go on."""

@@ -15,7 +15,7 @@ from snapfmt_coordinator.participant import redacting, sessions_part
 from snapfmt_coordinator.participant.agent_part import BOUNDARIES
 from snapfmt_coordinator.protocol.v1 import ReferenceIndex
 from snapfmt_schemas._base import Record
-from snapfmt_schemas.agent import AgentBoundaryRecord
+from snapfmt_schemas.agent import BoundaryHead
 from snapfmt_schemas.continuation import Continuation
 from snapfmt_schemas.identity import capture_key
 from snapfmt_schemas.lineage import ExternalStorageReference
@@ -134,7 +134,7 @@ def _runs(part: Part, server: str, lines: Sequence[Continuation]) -> Iterator[Sa
         if place.key in continued:
             continue
         try:
-            record = from_line(AgentBoundaryRecord, text)
+            record = from_line(BoundaryHead, text)
         except (ValueError, RecursionError) as error:
             raise FormatError(f"not a boundary record: {error}", what=what) from error
         if record.rollout_id != place.key or record.last_committed_model_call_id is not None:

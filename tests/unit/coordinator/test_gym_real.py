@@ -17,6 +17,7 @@ from snapfmt.reading.snapshot import Snapshot
 from snapfmt_coordinator.gym.client import Retries, ServerAddress
 from snapfmt_coordinator.gym.parts import METADATA_KEY, GymParts, to_metadata
 from snapfmt_coordinator.gym.side import GymSide
+from snapfmt_coordinator.participant import sessions_part
 from snapfmt_coordinator.participant.agent import AgentParticipant
 from snapfmt_coordinator.participant.model import ModelParticipant
 from snapfmt_coordinator.participant.resources import ResourcesParticipant
@@ -229,7 +230,7 @@ def test_a_save_while_runs_are_in_flight(play: Make, repository: Repository) -> 
         ]
         assert sum(one.records for one in parts.continuation_indexes.values()) == 6
         snapshot = repository.snapshot()
-        found = snapshot.part("gym/resources/tools").records("sessions.jsonl", ResourceSnapshot)
+        found = sessions_part.records(snapshot.part("gym/resources/tools"))
         assert {(one.rollout_id, one.attempt_index): one.state["used"] for one in found} == frozen
         assert ("prepare.park", "gym/agent/a2") in steps
         assert not [actor for _, actor in steps if actor == "gym/model/judge"]
@@ -241,7 +242,7 @@ def test_a_restore_continues_every_run_as_the_next_one(play: Make, repository: R
     snapshot = saved(play, repository)
     sessions = {
         (one.rollout_id, one.attempt_index + 1): one.state["used"]
-        for one in snapshot.part("gym/resources/tools").records("sessions.jsonl", ResourceSnapshot)
+        for one in sessions_part.records(snapshot.part("gym/resources/tools"))
     }
 
     async def act(stage: Scene) -> None:

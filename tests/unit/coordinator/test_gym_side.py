@@ -996,7 +996,9 @@ def snapshot(world: World, tmp_path: Path) -> Snapshot:
     repository = Repository.create(tmp_path / "run")
     with repository.begin() as attempt:
         written = [
-            agent_part.write([boundary(f"{fake.name}-p", 2)], attempt.ticket(fake.part))
+            agent_part.write(
+                agent_part.AgentCut([boundary(f"{fake.name}-p", 2)]), attempt.ticket(fake.part)
+            )
             for fake in (world.a1, world.a2)
         ]
         agents = [reply.receipt for reply in written if reply.receipt is not None]

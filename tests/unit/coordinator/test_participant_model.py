@@ -11,8 +11,8 @@ from snapfmt.errors import ControlRefused
 from snapfmt_coordinator.participant import agent_part
 from snapfmt_coordinator.participant.ledger import Ledger
 from snapfmt_coordinator.participant.model import ModelParticipant, ModelStatus
-from snapfmt_coordinator.participant.model_part import FAILURES, LEDGER, LINEAGE, REFERENCES
-from snapfmt_coordinator.participant.parts import published_part
+from snapfmt_coordinator.participant.model_part import FAILURES, LEDGER, OLD_LINEAGE, REFERENCES
+from snapfmt_coordinator.participant.parts import published_part, texts
 from snapfmt_coordinator.protocol.v1 import (
     AbortInflight,
     CommitModel,
@@ -29,6 +29,7 @@ from snapfmt_schemas.lineage import (
     ModelFailureRow,
     ModelLineageRow,
 )
+from snapfmt_schemas.lines import from_line, to_line
 
 Make = Callable[..., Any]
 PART, AGENT = "gym/model/policy", "gym/agent/swe"
@@ -72,7 +73,7 @@ async def chain(
 
 def agent_receipt(saves: Any, records: Sequence[Any], name: str = AGENT) -> Receipt:
     """A sealed agents' part with these boundary records."""
-    receipt = agent_part.write(records, saves.ticket(name)).receipt
+    receipt = agent_part.write(agent_part.AgentCut(records), saves.ticket(name)).receipt
     assert receipt is not None
     return receipt
 
@@ -391,10 +392,15 @@ def test_the_lineage_of_the_continuations_is_written_and_nothing_else(
         assert first == second == await participant.commit(commit)
         assert (first.ready, first.state, first.rollouts, first.rows) == (True, "idle", 2, 3)
         assert (first.excluded_inactive, first.excluded_tombstoned) == (1, 1)
+        # Calls, what they refer to, and a failure.
+        assert first.records == 3 + 3 + 1
         other = commit.model_copy(update={"agents": agents[:1]})
         assert await refusal(participant.commit(other)) == "checkpoint_conflict"
         part = published_part(saves.publish(*agents, first.receipt)(PART))
-        rows = list(part.records(LINEAGE, ModelLineageRow))
+        stored = list(texts(part.table("lineage/policy"), "rollout_id", "row"))
+        assert [owner for _, owner, _ in stored] == ["a", "a", "b"]
+        rows = [from_line(ModelLineageRow, line.encode()) for *_, line in stored]
+        assert [key for key, *_ in stored] == [row.staging_key for row in rows]
         assert [row.staging_key for row in rows] == ["a/call-1", "a/call-2", "b-a1/call-1"]
         assert all(row.staging_chain is None for row in rows)
         assert [row.failure_reason for row in part.records(FAILURES, ModelFailureRow)] == [
@@ -560,9 +566,29 @@ def test_a_restore_into_a_live_ledger_is_refused_whole(
     run(body)
 
 
-@pytest.mark.parametrize("damage", ["parent", "branch", "boundary", "references", "count"])
+def saved_by_hand(saves: Any, rows: Any, references: Any, ledger: Any, *, old: bool) -> Any:
+    """A model's part: as it is written now, or as it was before lineage was a table."""
+    with saves.attempt.part(PART) as part:
+        if old:
+            part.records(OLD_LINEAGE, rows, key="staging_key")
+        else:
+            with part.table("lineage/policy") as table:
+                lines = [to_line(row).decode() for row in rows]
+                table.append(
+                    [row.staging_key for row in rows],
+                    {"rollout_id": ["a"] * len(rows), "row": lines},
+                )
+        part.records(FAILURES, [])
+        part.records(REFERENCES, references, key="key")
+        part.json(LEDGER, ledger)
+        receipt = part.seal()
+    return saves.publish(receipt)(PART)
+
+
+@pytest.mark.parametrize("old", [False, True])
+@pytest.mark.parametrize("damage", ["", "parent", "branch", "boundary", "references", "count"])
 def test_a_part_whose_files_disagree_installs_nothing(
-    control: Make, lineage_row: Make, saves: Any, damage: str
+    control: Make, lineage_row: Make, saves: Any, damage: str, old: bool
 ) -> None:
     async def body() -> None:
         rows = [lineage_row("a", "call-1"), lineage_row("a", "call-2", "call-1")]
@@ -596,15 +622,13 @@ def test_a_part_whose_files_disagree_installs_nothing(
         ]
         if damage == "parent":
             rows[1] = rows[1].model_copy(update={"parent_call_id": "call-9"})
-        with saves.attempt.part(PART) as part:
-            part.records(LINEAGE, rows, key="staging_key")
-            part.records(FAILURES, [])
-            part.records(REFERENCES, references, key="key")
-            part.json(LEDGER, ledger)
-            receipt = part.seal()
-        place = saves.publish(receipt)(PART)
+        place = saved_by_hand(saves, rows, references, ledger, old=old)
         participant = model()
         request = control(Restore, "r1", source_checkpoint_id="c1", snapshot=place)
+        if not damage:
+            assert (await participant.restore(request)).restored == 1
+            assert list(participant.rows("a", 1)) == rows
+            return
         assert await refusal(participant.restore(request)) == "ledger_mismatch"
         assert participant.fence.phase == "restore_failed_paused"
         assert participant.rows("a", 1) == ()

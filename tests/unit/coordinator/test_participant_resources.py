@@ -11,7 +11,7 @@ from snapfmt.errors import ControlRefused, FormatError
 from snapfmt_coordinator.participant import sessions_part
 from snapfmt_coordinator.participant.parts import published_part
 from snapfmt_coordinator.participant.resources import ResourcesParticipant
-from snapfmt_coordinator.participant.sessions_part import SERVER, SESSIONS
+from snapfmt_coordinator.participant.sessions_part import OLD_SESSIONS, SERVER
 from snapfmt_coordinator.protocol.v1 import (
     Commit,
     Control,
@@ -165,7 +165,7 @@ def test_sessions_are_cut_by_value_and_written_later(control: Make, saves: Any) 
         assert first == second
         assert (first.ready, first.sessions, first.redacted) == (True, 2, 1)
         part = published_part(saves.publish(first.receipt)(PART))
-        one, two = part.records(SESSIONS, ResourceSnapshot)
+        one, two = sessions_part.records(part)
         assert (one.rollout_id, one.attempt_index, one.state_revision) == ("a", 0, 1)
         assert one.state == {"n": 1, "password": "[redacted]", "log": [1, {"x": None}]}
         assert (two.rollout_id, two.attempt_index) == ("b", 1)
@@ -265,7 +265,7 @@ def test_an_owner_may_keep_all_of_its_sessions(control: Make, saves: Any) -> Non
 def test_revisions_are_read_without_the_states(saves: Any, line: str) -> None:
     head = '"rollout_id": "a", "attempt_index": 2, "state_revision": 5'
     with saves.attempt.part(PART) as part:
-        part.records(SESSIONS, [line.replace("HEAD", head).encode()])
+        part.records(OLD_SESSIONS, [line.replace("HEAD", head).encode()])
         receipt = part.seal()
     found = published_part(saves.publish(receipt)(PART))
     assert sessions_part.revisions(found) == {"a-a2": 5}
@@ -274,7 +274,7 @@ def test_revisions_are_read_without_the_states(saves: Any, line: str) -> None:
 @pytest.mark.parametrize("line", [b'{"rollout_id": "a"}', b'{"rollout_id": "a", "state": {}}'])
 def test_a_line_that_is_no_session_has_no_revision(saves: Any, line: bytes) -> None:
     with saves.attempt.part(PART) as part:
-        part.records(SESSIONS, [line])
+        part.records(OLD_SESSIONS, [line])
         receipt = part.seal()
     found = published_part(saves.publish(receipt)(PART))
     with pytest.raises(FormatError, match="not a session"):
@@ -347,7 +347,7 @@ def test_a_part_whose_files_disagree_installs_nothing(
             "sessions": 2 if damage != "document" else "two",
         }
         with saves.attempt.part(PART) as part:
-            part.records(SESSIONS, snapshots)
+            part.records(OLD_SESSIONS, snapshots)
             part.json(SERVER, server)
             receipt = part.seal()
         place = saves.publish(receipt)(PART)

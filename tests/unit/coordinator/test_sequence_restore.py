@@ -115,22 +115,24 @@ class Maker:
         flaw: str,
     ) -> GymParts:
         written = agent_part.write(
-            [
-                AgentBoundaryRecord(
-                    rollout_id=rollout,
-                    attempt_index=number,
-                    boundary_index=1,
-                    turn_index=1,
-                    boundary_kind="turn_complete",
-                    last_committed_model_call_id=(
-                        None if (rollout, number) in self.uncalled else "call-1"
-                    ),
-                    resource_state_revisions=None if used is None else dict(used),
-                    agent_state=self.states.get((rollout, number), {}),
-                    created_at=1.0,
-                )
-                for (rollout, number), used in runs.items()
-            ],
+            agent_part.AgentCut(
+                [
+                    AgentBoundaryRecord(
+                        rollout_id=rollout,
+                        attempt_index=number,
+                        boundary_index=1,
+                        turn_index=1,
+                        boundary_kind="turn_complete",
+                        last_committed_model_call_id=(
+                            None if (rollout, number) in self.uncalled else "call-1"
+                        ),
+                        resource_state_revisions=None if used is None else dict(used),
+                        agent_state=self.states.get((rollout, number), {}),
+                        created_at=1.0,
+                    )
+                    for (rollout, number), used in runs.items()
+                ]
+            ),
             attempt.ticket(AGENT),
         )
         agent, continuations = written.receipt, written.continuation_index

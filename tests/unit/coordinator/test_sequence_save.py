@@ -170,7 +170,7 @@ class FakeGym:
             boundary(run, self.runs.get(run), **self.boundaries.get(run, {}))
             for run in {**self.runs, **self.boundaries}
         ]
-        written = agent_part.write(parked, tickets(AGENT))
+        written = agent_part.write(agent_part.AgentCut(parked), tickets(AGENT))
         agent, index = written.receipt, written.continuation_index
         assert agent is not None
         assert index is not None

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from snapfmt_schemas._base import Record
-from snapfmt_schemas.agent import AgentBoundaryRecord, PendingModel
+from snapfmt_schemas.agent import AgentBoundaryRecord, BoundaryHead, PendingModel
 from snapfmt_schemas.attempt import Lease, Owner, Receipt, TableSummary, Ticket
 from snapfmt_schemas.completion import CompletionReceipt
 from snapfmt_schemas.continuation import Continuation
@@ -163,6 +163,15 @@ def _examples() -> list[Record]:
             resource_state_revisions={"tools": 3},
             agent_state={"b": 1, "a": float("inf")},
             created_at=1.5,
+        ),
+        BoundaryHead(
+            rollout_id="p7_g2",
+            attempt_index=1,
+            boundary_index=4,
+            turn_index=2,
+            boundary_kind="turn_complete",
+            created_at=1.5,
+            item_count=3,
         ),
         _completion(),
         Continuation(

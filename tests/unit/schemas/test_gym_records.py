@@ -6,7 +6,7 @@ import pytest
 from pydantic import ValidationError
 
 from snapfmt_schemas._base import Record
-from snapfmt_schemas.agent import AgentBoundaryRecord, PendingModel
+from snapfmt_schemas.agent import AgentBoundaryRecord, BoundaryHead, PendingModel
 from snapfmt_schemas.completion import CompletionReceipt
 from snapfmt_schemas.continuation import Continuation
 from snapfmt_schemas.lineage import (
@@ -85,6 +85,8 @@ GOOD: list[tuple[type[Record], dict[str, Any], dict[str, Any]]] = [
         {"boundary_kind": "pending_model", "pending_model": PENDING},
     ),
     (AgentBoundaryRecord, BOUNDARY, {"output_items": [{"a": 1}]}),
+    (BoundaryHead, BOUNDARY, {"item_count": 2}),
+    (BoundaryHead, BOUNDARY, {"output_items": [{"a": 1}]}),
     (ModelLineageRow, ROOT, {}),
     (ModelLineageRow, CHILD, {}),
     (ModelLineageRow, CHILD, {"staging_chain": ["a", "b"], "weight_version": -1}),
@@ -114,6 +116,9 @@ BAD: list[tuple[type[Record], dict[str, Any], dict[str, Any]]] = [
     (AgentBoundaryRecord, BOUNDARY, {"pending_model": PENDING}),
     (AgentBoundaryRecord, BOUNDARY, {"boundary_kind": "other"}),
     (AgentBoundaryRecord, BOUNDARY, {"output_items": ["text"]}),
+    (AgentBoundaryRecord, BOUNDARY, {"item_count": 0}),
+    (BoundaryHead, BOUNDARY, {"item_count": 1, "output_items": [{"a": 1}]}),
+    (BoundaryHead, BOUNDARY, {"item_count": -1}),
     (AgentBoundaryRecord, BOUNDARY, {"agent_state": [1]}),
     (AgentBoundaryRecord, BOUNDARY, {"created_at": float("nan")}),
     (ModelLineageRow, ROOT, {"cum_len": 6}),
