@@ -75,7 +75,9 @@ def keys_to_bytes(keys: Sequence[pa.Array]) -> bytes:
 def to_stream(batch: pa.RecordBatch) -> bytes:
     """One record batch as an Arrow IPC stream with zstd buffers."""
     sink = pa.BufferOutputStream()
-    options = pa.ipc.IpcWriteOptions(compression=pa.Codec("zstd", compression_level=1))
+    codec = pa.Codec("zstd", compression_level=1)
+    # Threads of Arrow's own pool cost more than so small a batch.
+    options = pa.ipc.IpcWriteOptions(compression=codec, use_threads=False)
     with pa.ipc.new_stream(sink, batch.schema, options=options) as writer:
         writer.write_batch(batch)
     data: bytes = sink.getvalue().to_pybytes()
@@ -93,7 +95,8 @@ def read_stream(
     """
     arrow_bounds.check(data, what=what, limits=limits)
     try:
-        with pa.ipc.open_stream(pa.py_buffer(data)) as reader:
+        options = pa.ipc.IpcReadOptions(use_threads=False)
+        with pa.ipc.open_stream(pa.py_buffer(data), options=options) as reader:
             if not reader.schema.equals(schema):
                 raise FormatError("index has another schema", what=what)
             batches = list(reader)
