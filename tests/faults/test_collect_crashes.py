@@ -138,6 +138,25 @@ def test_an_error_at_any_system_call_of_a_collection(origin: Path) -> None:
     assert {"StorageError", "StorageFull", "StorageReadOnly", "StorageDenied"} <= seen
 
 
+@pytest.mark.req("K-12")
+def test_that_a_snapshot_is_out_is_durable_before_the_order_of_a_collection_goes_on(
+    origin: Path,
+) -> None:
+    """The retirement that died may have died before it was."""
+    calls = calls_of(origin)
+    synced = next(
+        at
+        for at, call in enumerate(calls)
+        if (call.name, call.path)
+        == ("fsync", str(origin.parent / "count/snapshots/snapshot_000003"))
+    )
+    made = next(at for at, call in enumerate(calls) if call.path.endswith("/collect"))
+    removed = [
+        at for at, call in enumerate(calls) if call.name == "unlink" and "/objects/" in call.path
+    ]
+    assert made < synced < min(at for at in removed if at > made)
+
+
 @pytest.mark.req("K-12", "K-14")
 def test_the_order_of_a_collection(origin: Path) -> None:
     """Its own lease and workspace come before the first object goes, and go after the last."""
