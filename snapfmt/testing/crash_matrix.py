@@ -17,16 +17,14 @@ from snapfmt.errors import AttemptClosed
 from snapfmt.testing.crashes import InjectedCrash, SystemCalls
 from snapfmt.testing.operations import (
     OPERATIONS,
-    SHAPES,
     Operation,
-    Shape,
     Snapshots,
-    conditions,
     judge,
     recover,
     run_of,
     snapshots,
 )
+from snapfmt.testing.shapes import SHAPES, Shape, conditions
 
 
 @dataclass(slots=True)

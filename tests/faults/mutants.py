@@ -8,6 +8,7 @@ on two idle cores.
 """
 
 import argparse
+import importlib.util
 import json
 import os
 import shutil
@@ -65,8 +66,14 @@ class Mutant:
         text = path.read_text("utf-8")
         if (count := text.count(self.old)) != 1:
             raise LookupError(f"{self.name}: the old text is {count} times in {self.file}")
-        path.write_text(text.replace(self.old, self.new), "utf-8")
+        replace_source(path, text.replace(self.old, self.new))
         return text
+
+
+def replace_source(path: Path, text: str) -> None:
+    """Write it, and forget what was compiled of it: changes within one second look the same."""
+    path.write_text(text, "utf-8")
+    Path(importlib.util.cache_from_source(path)).unlink(missing_ok=True)
 
 
 def only(tests: tuple[str, ...], words: str) -> tuple[str, ...]:
@@ -959,12 +966,9 @@ def copied() -> Iterator[Path]:
 def run_tests(tree: Path, tests: Sequence[str], seconds: float) -> str:
     """`passed`, `failed`, `endless` or `broken` (no test ran)."""
     packages = (tree, tree / "schemas", tree / "coordinator")
-    environment = {
-        **os.environ,
-        "PYTHONPATH": os.pathsep.join(map(str, packages)),
-        # Changes within one second would otherwise meet the compiled file of the last mutant.
-        "PYTHONDONTWRITEBYTECODE": "1",
-    }
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, packages))}
+    # All but the changed file is compiled once, and not for every mutant.
+    environment.pop("PYTHONDONTWRITEBYTECODE", None)
     base = tree.parent / "pytest"
     command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider"]
     process = subprocess.Popen(
@@ -991,7 +995,7 @@ def judge(tree: Path, mutant: Mutant, seconds: float) -> dict[str, object]:
     try:
         outcome = run_tests(tree, mutant.tests, seconds)
     finally:
-        (tree / "snapfmt" / mutant.file).write_text(before, "utf-8")
+        replace_source(tree / "snapfmt" / mutant.file, before)
     killed = outcome in ("failed", "endless")
     return {
         "name": mutant.name,

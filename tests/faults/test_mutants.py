@@ -64,7 +64,7 @@ def test_a_change_without_effect_survives(mutants: ModuleType) -> None:
         "storage/posix.py",
         "def write_all(",
         "\ndef write_all(",
-        ("tests/faults/test_safeguards.py",),
+        ("tests/unit/test_keeping.py",),
     )
     with mutants.copied() as tree:
         assert mutants.judge(tree, mutant, 200)["outcome"] == "survived"
