@@ -207,7 +207,7 @@ OPERATIONS = (
     Operation("push", _with_target, _push, again=True),
     Operation("pull", _with_remote, _pull, again=True),
     Operation("create", _nothing, _create, again=True, one_shape=True),
-    Operation("collect", _with_litter, _collect, again=True),
+    Operation("collect", _with_litter, _collect, retires=frozenset({3}), again=True),
     Operation("pin", _with_one, _pin, one_shape=True),
 )
 
@@ -265,7 +265,7 @@ def recover(
     known = repository.numbers()
     small = Shape(name="next", entries=1)
     number = save(repository, small, 9)
-    if number <= max([*known, *found], default=0):
+    if number <= max([*known, *found, *operation.retires], default=0):
         return f"the next save got number {number}"
     for gone in sorted(operation.retires.intersection(known)):
         repository.retire(gone)

@@ -838,9 +838,10 @@ COLLECTING = (
     ),
     Mutant(
         "collect-listed-first", "writing/collect.py",
-        "plan = self._plan(listed, without=[claim.id]",
-        "plan = self._plan(dict(store.walk(layout.OBJECTS)), without=[claim.id]",
-        only(COLLECT, "after_the_list or during_the_looks"),
+        "        standing = keeping.standing(leaving)\n        retired",
+        "        standing = keeping.standing(leaving)\n"
+        "        listed = dict(self._store.walk(layout.OBJECTS))\n        retired",
+        only(COLLECT, "after_the_leases"),
     ),
     Mutant(
         "collect-preflight", "writing/collect.py",

@@ -207,6 +207,28 @@ def test_a_save_that_begins_after_the_list_keeps_what_it_writes(repository: Repo
     assert len(whole(repository)) == 2
 
 
+def test_a_save_that_begins_after_the_leases_were_read_keeps_what_it_writes(
+    repository: Repository,
+) -> None:
+    """Nobody knows its lease: the list of objects is older than it."""
+    lost = orphan(repository)
+    written: list[set[str]] = []
+
+    def begin() -> None:
+        before = stored(repository)
+        write(repository.begin(), "late")
+        written.append(stored(repository) - before)
+
+    def arm() -> None:
+        store.inner = watching(repository, "names", layout.PINS, begin).store
+
+    other = watching(repository, "open_workspace", "/collect", arm)
+    store: Any = other.store
+    report = other.collect()
+    assert {item.key for item in report.objects if item.removed} == lost
+    assert written == [stored(repository)] != [set()]
+
+
 def test_a_save_that_ends_during_the_looks_keeps_what_it_wrote(repository: Repository) -> None:
     save(repository, value=1)
     attempt = repository.begin()
