@@ -1,6 +1,6 @@
 """A collection that dies or meets an error at a system call harms nothing; the next goes on.
 
-Here at some calls of each kind; `crash_points.py` crashes at all of them.
+Here at some calls of each kind; `crash_points.py` does both at all of them.
 """
 
 import errno

@@ -22,7 +22,15 @@ def test_every_operation_is_stopped_at_some_of_its_calls(fast_path: Path) -> Non
     assert found["operations"].keys() == {operation.name for operation in OPERATIONS}
     assert found["cases"] > 80
     assert found["torn_writes"] > 10
+    assert found["errors"] > 30
     assert min(found["old"], found["new"]) > 15
+
+
+def test_an_error_at_any_call_of_giving_up_is_a_typed_one(fast_path: Path) -> None:
+    """Also where nothing but a temporary file is removed."""
+    tally = run_pair((NUMBER["abandon"], 0), str(fast_path))
+    assert tally.problems == []
+    assert tally.errors >= 10
 
 
 def test_what_is_left_over_is_noticed(fast_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
