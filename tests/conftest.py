@@ -2,6 +2,7 @@
 
 import importlib.util
 import os
+import signal
 import sys
 import uuid
 from collections.abc import Callable, Iterator
@@ -31,6 +32,10 @@ settings.load_profile("ci" if os.environ.get("CI") else "default")
 # The profile of whoever runs the tests must not reach them, nor a request leave the machine.
 os.environ["AWS_EC2_METADATA_DISABLED"] = "true"
 os.environ["AWS_CONFIG_FILE"] = os.environ["AWS_SHARED_CREDENTIALS_FILE"] = os.devnull
+
+# A shell's background ignores interrupts, and so would the processes that tests interrupt.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 CLUSTER_NEEDS = ("ray", "torch", "transfer_queue")
 

@@ -67,7 +67,10 @@ class LocalSink:
 
     def discard(self) -> None:
         """Close and remove the temporary file."""
-        if self._descriptor >= 0:
-            os.close(self._descriptor)
-            self._descriptor = -1
-        self._path.unlink(missing_ok=True)
+        descriptor, self._descriptor = self._descriptor, -1
+        try:
+            if descriptor >= 0:
+                os.close(descriptor)
+            self._path.unlink(missing_ok=True)
+        except OSError as error:
+            raise typed(error, str(self._path)) from error

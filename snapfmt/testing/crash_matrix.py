@@ -1,6 +1,6 @@
-"""Crashes at every system call of every operation, over every shape of snapshot."""
+"""Crashes and errors at every system call of every operation, over every shape of snapshot."""
 
-import contextlib
+import errno
 import shutil
 import tempfile
 from collections.abc import Iterable
@@ -13,20 +13,29 @@ from typing import Any
 
 import pytest
 
-from snapfmt.errors import AttemptClosed
-from snapfmt.testing.crashes import InjectedCrash, SystemCalls
+from snapfmt.errors import AttemptClosed, SnapfmtError
+from snapfmt.testing.crashes import Call, InjectedCrash, SystemCalls
 from snapfmt.testing.operations import (
     OPERATIONS,
-    SHAPES,
+    Act,
     Operation,
-    Shape,
     Snapshots,
-    conditions,
     judge,
     recover,
     run_of,
     snapshots,
 )
+from snapfmt.testing.shapes import SHAPES, Shape, conditions
+
+ERRORS = (
+    errno.EIO,
+    errno.ENOSPC,
+    errno.EROFS,
+    errno.EACCES,
+    errno.EDQUOT,
+    errno.ESTALE,
+)
+"""Of a storage that fails; each call meets one of them."""
 
 
 @dataclass(slots=True)
@@ -39,6 +48,8 @@ class Tally:
     """Cases with a crash between two calls."""
     torn: int = 0
     """Cases with a crash half-way through a write."""
+    errors: int = 0
+    """Cases with an error instead of a crash."""
     old: int = 0
     new: int = 0
     """Cases after which nothing, or something, of the operation was to be seen."""
@@ -94,28 +105,36 @@ class _Matrix:
         """Crash everywhere; the last case is one that no crash disturbs."""
         total, seen = len(self._names), []
         for step in sorted({*range(1, total + 2, stride), total + 1}):
-            seen.append(self._crash(step, torn=False))
+            seen.append(self._stop(step))
             self._tally.whole += 1
         if seen != sorted(seen):
             self._tally.problems.append(f"{self._tally.operation}: old again after new: {seen}")
         writes = [step for step, name in enumerate(self._names, 1) if name == "write"]
         for step in writes[::stride]:
-            self._crash(step, torn=True)
+            self._stop(step, torn=True)
             self._tally.torn += 1
+        for step in range(1, total + 1, stride):
+            self._stop(step, code=ERRORS[step // stride % len(ERRORS)])
+            self._tally.errors += 1
 
-    def _crash(self, step: int, *, torn: bool) -> int:
-        """Returns how much of the operation was to be seen afterwards."""
+    def _stop(self, step: int, *, torn: bool = False, code: int = 0) -> int:
+        """Crash, or fail with an error; returns how much of the operation was to be seen then."""
         world = self._fresh("crash")
         act = self._operation.begin(world, self._shape)
         with pytest.MonkeyPatch.context() as patch:
-            calls = SystemCalls(run_of(world), crash_at=step, torn=torn).install(patch)
-            with contextlib.suppress(InjectedCrash, AttemptClosed):
-                act()
-        what, found = self._look(world)
-        if what:
-            last = calls.calls[-1] if calls.calls else None
+            calls = SystemCalls(run_of(world), crash_at=None if code else step, torn=torn)
+
+            def fails(call: Call) -> OSError | None:
+                return OSError(code, "injected", call.path) if len(calls.calls) == step else None
+
+            calls.fail = fails if code else None
+            calls.install(patch)
+            what = self._act(act, SnapfmtError if code else AttemptClosed)
+        wrong, found = self._look(world)
+        if what := what or wrong:
+            last = calls.calls[min(step, len(calls.calls)) - 1] if calls.calls else None
             where = f"{self._tally.operation}, {self._tally.shape}, step {step}, torn {torn}"
-            self._tally.problems.append(f"{where} ({last}): {what}")
+            self._tally.problems.append(f"{where}, error {code} ({last}): {what}")
         shutil.rmtree(world)
         seen = len(found.keys() ^ self._before.keys())
         if seen:
@@ -123,6 +142,16 @@ class _Matrix:
         else:
             self._tally.old += 1
         return seen
+
+    def _act(self, act: Act, expected: type[SnapfmtError]) -> str:
+        """What is wrong with how it ended; empty if nothing."""
+        try:
+            act()
+        except (InjectedCrash, expected):
+            return ""
+        except Exception as error:  # noqa: BLE001 - an error without a type is what was looked for
+            return f"ended with {type(error).__name__}: {error}"
+        return ""
 
     def _look(self, world: Path) -> tuple[str, Snapshots]:
         found: Snapshots = {}
@@ -148,15 +177,16 @@ def run_all(
 def summary(tallies: Iterable[Tally]) -> dict[str, Any]:
     """Figures over all of them."""
     found = list(tallies)
-    cases = sum(tally.whole + tally.torn for tally in found)
+    cases = sum(tally.whole + tally.torn + tally.errors for tally in found)
     problems = [problem for tally in found for problem in tally.problems]
     by_operation: dict[str, int] = {}
     for tally in found:
         count = by_operation.get(tally.operation, 0)
-        by_operation[tally.operation] = count + tally.whole + tally.torn
+        by_operation[tally.operation] = count + tally.whole + tally.torn + tally.errors
     return {
         "cases": cases,
         "torn_writes": sum(tally.torn for tally in found),
+        "errors": sum(tally.errors for tally in found),
         "old": sum(tally.old for tally in found),
         "new": sum(tally.new for tally in found),
         "operations": by_operation,

@@ -24,16 +24,14 @@ from snapfmt.repository import Repository
 from snapfmt.testing.crashes import Effect, SystemCalls
 from snapfmt.testing.operations import (
     OPERATIONS,
-    SHAPES,
     Operation,
-    Shape,
-    conditions,
     judge,
     recover,
     run_of,
     snapshots,
 )
 from snapfmt.testing.power import Disk, Marks, Tree, choices, materialise
+from snapfmt.testing.shapes import SHAPES, Shape, conditions
 from snapfmt.writing.keeping import reached
 
 Forgets = Callable[[Effect], bool]

@@ -1,9 +1,10 @@
 """Stores that watch or fail, around a real one."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+from snapfmt.repository import Repository
 from snapfmt.storage.base import Buffer, Sink, Store
 
 
@@ -162,3 +163,23 @@ class FaultyStore(WrappedStore):
         if error is not None:
             raise error
         return self.inner.get(key, limit=limit)
+
+
+def watching(
+    repository: Repository, verb: str, ending: str, act: Callable[[], object]
+) -> Repository:
+    """The repository; something happens once, before a verb with a key that ends so."""
+    done: list[object] = []
+
+    class Watching(WrappedStore):
+        pass
+
+    def wrapped(self: WrappedStore, key: str, *args: Any, **kwargs: Any) -> Any:
+        if key.endswith(ending) and not done:
+            done.append(1)
+            act()
+        return getattr(self.inner, verb)(key, *args, **kwargs)
+
+    setattr(Watching, verb, wrapped)
+    store: Any = Watching(repository.store)
+    return Repository(store, repository.document, limits=repository.limits)

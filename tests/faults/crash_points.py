@@ -1,7 +1,7 @@
-"""Stops every operation at every system call, and half-way through every write.
+"""Stops every operation at every system call, half-way through every write, and by an error.
 
 `python tests/faults/crash_points.py [--workers N] [--stride N]` prints one JSON object; with a
-stride only one call in N. All of it takes about ten minutes of one core. What must hold after
+stride only one call in N. All of it takes about half an hour of one core. What must hold after
 each stop: every published snapshot is whole, the interrupted one is absent or whole, the next
 save and the next retirement work, and what was left over is reclaimed.
 """

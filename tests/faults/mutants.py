@@ -8,6 +8,7 @@ on two idle cores.
 """
 
 import argparse
+import importlib.util
 import json
 import os
 import shutil
@@ -36,6 +37,10 @@ BASE = ("tests/unit/test_incremental.py",)
 VERIFY = ("tests/unit/test_verify.py",)
 LIVE = ("tests/unit/test_live_rows.py",)
 COPY = ("tests/unit/test_transfer.py",)
+COLLECT = ("tests/unit/test_collect.py",)
+LOOKS = ("tests/unit/test_keeping.py",)
+PINS = ("tests/unit/test_pins.py",)
+COLLECT_ORDER = ("tests/faults/test_collect_crashes.py", "-k", "order")
 LATE = ("tests/faults/test_bucket_publications.py",)
 REQUESTS = ("tests/faults/test_bucket_faults.py",)
 LINKS = ("tests/faults/test_surroundings.py", "-k", "link or safely or vanished")
@@ -61,8 +66,14 @@ class Mutant:
         text = path.read_text("utf-8")
         if (count := text.count(self.old)) != 1:
             raise LookupError(f"{self.name}: the old text is {count} times in {self.file}")
-        path.write_text(text.replace(self.old, self.new), "utf-8")
+        replace_source(path, text.replace(self.old, self.new))
         return text
+
+
+def replace_source(path: Path, text: str) -> None:
+    """Write it, and forget what was compiled of it: changes within one second look the same."""
+    path.write_text(text, "utf-8")
+    Path(importlib.util.cache_from_source(path)).unlink(missing_ok=True)
 
 
 def only(tests: tuple[str, ...], words: str) -> tuple[str, ...]:
@@ -250,6 +261,10 @@ STORAGE = (
         "item.modified_ns >= since - _SKEW_NS", only(COPY, "ran_out or taken_over or bucket"),
     ),
     Mutant(
+        "objects-journal-skew", "storage/objects.py",
+        "item.modified_ns >= since - _SKEW_NS and", "item.modified_ns > since and", LOOKS,
+    ),
+    Mutant(
         "objects-unpublish-order", "storage/objects.py",
         '        self._put(f"{folder}/{kept_as}", self.get(key, limit=info.size), {})\n'
         "        self._put(key, CLOSED, {})\n",
@@ -416,7 +431,7 @@ WRITING = (
     ),
     Mutant(
         "retire-out-is-durable", "writing/retire.py",
-        "            self._store.sync([layout.snapshot_key(number, layout.RETIRING)])\n", "",
+        "        store.sync([layout.snapshot_key(number, layout.RETIRING)])\n", "",
         RETIRE_ORDER,
     ),
     Mutant(
@@ -425,40 +440,41 @@ WRITING = (
         "s):", ("tests/faults/test_retire_crashes.py", "-k", "order or all_but"),
     ),
     Mutant(
-        "retire-removal-sync", "writing/retire.py", "            self._store.sync(gone)\n", "",
+        "retire-removal-sync", "writing/retire.py", "        store.sync(gone)\n", "",
         RETIRE_ORDER,
     ),
     Mutant(
         "retire-shared-objects", "writing/retire.py",
-        "sorted(group - keep)", "sorted(group)", only(RETIRE, "only_the_retired or packs_go"),
+        "sorted(group - stay)", "sorted(group)", only(RETIRE, "only_the_retired or packs_go"),
     ),
     Mutant(
-        "retire-held-objects", "writing/retire.py", "self._remove(item, kept | waiting)",
-        "self._remove(item, kept)", only(RETIRE, "held_stays or running_save_wrote"),
+        "retire-held-objects", "writing/retire.py", "stay = kept.union(waiting)", "stay = kept",
+        only(RETIRE, "held_stays or running_save_wrote"),
     ),
     Mutant(
-        "retire-running-saves", "writing/retire.py",
-        "            found.objects.update(self._store.journal(workspace))\n", "",
+        "retire-running-saves", "writing/keeping.py",
+        "            found.objects |= dict.fromkeys(self.store.journal(workspace), attempt_id)\n",
+        "",
         only(RETIRE, "running_save_wrote"),
     ),
     Mutant(
-        "retire-save-without-lease", "writing/retire.py",
-        "if lease is None and self._store.has_workspace(workspace):", "if False:",
+        "retire-save-without-lease", "writing/keeping.py",
+        "elif self.store.has_workspace(workspace):", "elif False:",
         only(RETIRE, "nothing_is_removed or without_a_lease"),
     ),
     Mutant(
-        "retire-unknown-feature", "writing/retire.py",
+        "retire-unknown-feature", "writing/keeping.py",
         '        compat.require(manifest.features, "collect", what=key)\n', "",
         only(RETIRE, "nothing_is_removed"),
     ),
     Mutant(
-        "retire-unreadable", "writing/retire.py",
+        "retire-unreadable", "writing/keeping.py",
         "                if self._is_there(number):\n                    raise _unreadable",
         "                if False:\n                    raise _unreadable",
         only(RETIRE, "becomes_unknown or nothing_is_removed"),
     ),
     Mutant(
-        "retire-foreign-manifest", "writing/retire.py",
+        "retire-foreign-manifest", "writing/keeping.py",
         "if (manifest.number, manifest.repository_id) != (number, self._repository_id):",
         "if False:", only(RETIRE, "anothers_removes or nothing_is_removed"),
     ),
@@ -687,16 +703,249 @@ TRANSFER = (
     ),
     Mutant(
         "claim-sweep-living", "transfer/claim.py",
-        "        if now > lease.expires_at_ns or is_dead(lease.owner):\n            outer",
+        "        if is_over(lease):\n            outer",
         "        if True:\n            outer", only(COPY, "sweep"),
     ),
     Mutant(
         "claim-sweep-saves", "transfer/claim.py",
-        "if is_copier(store, lease.attempt_id) or not store.has_workspace(outer):", "if True:",
+        "if _is_no_save(store, lease.attempt_id) or not store.has_workspace(outer):", "if True:",
         only(COPY, "sweep"),
     ),
 )  # fmt: skip
-MUTANTS = STORAGE + WRITING + READING + TRANSFER
+COLLECTING = (
+    Mutant(
+        "keeping-pins", "writing/keeping.py",
+        'found.numbers[pinned(self.store, key, self._limits)] = f"pinned by {name}"',
+        "pinned(self.store, key, self._limits)", only(PINS, "stays_until"),
+    ),
+    Mutant(
+        "keeping-bases", "writing/keeping.py",
+        "                if lease.base is not None:\n", "                if False:\n",
+        only(COLLECT, "began_on"),
+    ),
+    Mutant(
+        "keeping-held-unreadable", "writing/keeping.py",
+        "elif number in leaving or number in self.unreadable:", "elif False:",
+        only(RETIRE, "went_out_must_be_readable"),
+    ),
+    Mutant(
+        "keeping-not-whole", "writing/keeping.py",
+        "                    whole = False\n", "                    pass\n",
+        only(RETIRE, "went_out_must_be_readable"),
+    ),
+    Mutant(
+        "keeping-looked-at-once", "writing/keeping.py",
+        "            before = now\n", "            break\n", LOOKS,
+    ),
+    Mutant(
+        "keeping-went-out", "writing/keeping.py",
+        "_OPEN = frozenset({layout.MANIFEST, layout.RETIRING})",
+        "_OPEN = frozenset({layout.MANIFEST})", LOOKS,
+    ),
+    Mutant(
+        "keeping-went-out-meanwhile", "writing/keeping.py",
+        "        if found is not None:\n            return found\n", "        return found or {}\n",
+        LOOKS,
+    ),
+    Mutant(
+        "keeping-standing-manifest", "writing/keeping.py",
+        "            if layout.RETIRING in self.store.names(folder(number)):\n"
+        "                raise",
+        "            if False:\n                raise", LOOKS,
+    ),
+    Mutant(
+        "keeping-standing-part", "writing/keeping.py",
+        "            except SnapfmtError as error:\n"
+        "                raise _unreadable(number, error) from error\n        return found",
+        "            except SnapfmtError:\n                continue\n        return found", LOOKS,
+    ),
+    Mutant(
+        "keeping-copied-first", "writing/keeping.py",
+        "if document in names and (document == layout.MANIFEST or layout.MANIFEST not in names)",
+        "if document in names", LOOKS,
+    ),
+    Mutant(
+        "keeping-lease-unreadable", "writing/keeping.py",
+        '        except (CorruptError, RefusedError) as error:\n'
+        '            raise _refused("a lease cannot be read", key, error) from error\n',
+        "        except (CorruptError, RefusedError):\n            return None\n",
+        only(COLLECT, "unknown_is_refused"),
+    ),
+    Mutant(
+        "keeping-closed-for-good", "writing/keeping.py", "self._gone.add(number)", "pass",
+        only(RETIRE, "looked_at_once"),
+    ),
+    Mutant(
+        "pin-without-number", "writing/keeping.py",
+        'name = layout.snapshot_name(number) if type(number) is int else ""',
+        'name = layout.snapshot_name(number) if isinstance(number, int) else ""',
+        only(RETIRE, "unknown_nothing"),
+    ),
+    Mutant(
+        "pin-other-name", "writing/keeping.py",
+        'if found is None or not key.endswith(".json"):', "if found is None:",
+        only(RETIRE, "unknown_nothing"),
+    ),
+    Mutant(
+        "pin-look-before", "writing/pins.py",
+        "    if store.size(manifest) is None:\n        raise gone\n    key", "    key", PINS,
+    ),
+    Mutant(
+        "pin-look-after", "writing/pins.py",
+        "    if store.size(manifest) is None:\n        store.delete(key)\n        raise gone\n", "",
+        PINS,
+    ),
+    Mutant(
+        "pin-taken-back", "writing/pins.py",
+        "        store.delete(key)\n        raise gone\n", "        raise gone\n", PINS,
+    ),
+    Mutant(
+        "pin-conflict", "writing/pins.py", "if pinned(store, key, limits) != number:",
+        "if False:", PINS,
+    ),
+    Mutant(
+        "lease-clock-of-others", "writing/lease.py",
+        "skew = 0 if has_this_clock(lease.owner) else SKEW_NS", "skew = 0",
+        only(COLLECT, "an_hour_off"),
+    ),
+    Mutant(
+        "lease-own-clock", "writing/lease.py",
+        "skew = 0 if has_this_clock(lease.owner) else SKEW_NS", "skew = SKEW_NS",
+        only(RETIRE, "ran_out_hold_nothing"),
+    ),
+    Mutant(
+        "lease-this-clock", "writing/owner.py",
+        "return bool(owner.boot_id) and owner.boot_id == _boot_id()", "return True",
+        only(COLLECT, "an_hour_off"),
+    ),
+    Mutant(
+        "lease-dead-owner", "writing/lease.py",
+        "    if is_dead(lease.owner):\n        return True\n", "", only(COLLECT, "dry_run"),
+    ),
+    Mutant(
+        "lease-without", "writing/lease.py", "return gone + without_lease(store)", "return gone",
+        only(RETIRE, "without_a_lease"),
+    ),
+    Mutant(
+        "retire-indexes-with-packs", "writing/retire.py",
+        "for group in (item.objects.keys() - indexes, indexes):",
+        "for group in (item.objects.keys(),):", RETIRE_ORDER,
+    ),
+    Mutant(
+        "retire-closed-while-held", "writing/retire.py",
+        "        if item.objects.keys().isdisjoint(waiting):\n            _close",
+        "        if True:\n            _close", only(COLLECT, "began_on"),
+    ),
+    Mutant(
+        "collect-listed-first", "writing/collect.py",
+        "        standing = keeping.standing(leaving)\n        retired",
+        "        standing = keeping.standing(leaving)\n"
+        "        listed = dict(self._store.walk(layout.OBJECTS))\n        retired",
+        only(COLLECT, "after_the_leases"),
+    ),
+    Mutant(
+        "collect-preflight", "writing/collect.py",
+        "        plan = self._plan(listed, without=attempts, dry_run=True)\n",
+        "        if dry_run:\n"
+        "            plan = self._plan(listed, without=attempts, dry_run=True)\n",
+        only(COLLECT, "unknown_is_refused"),
+    ),
+    Mutant(
+        "collect-retiring-unreadable", "writing/collect.py", "if keeping.unreadable:", "if False:",
+        only(COLLECT, "unknown_is_refused"),
+    ),
+    Mutant(
+        "collect-settle", "writing/collect.py",
+        "            settle(self._store, leaving)\n", "            pass\n", COLLECT_ORDER,
+    ),
+    Mutant(
+        "collect-settled-in-a-dry-run", "writing/collect.py",
+        "without={*without, *ended}", "without=without", only(COLLECT, "dry_run"),
+    ),
+    Mutant(
+        "collect-clean-up", "writing/collect.py",
+        "                reclaim(store, attempt_id)\n", "                pass\n",
+        only(COLLECT, "dry_run"),
+    ),
+    Mutant(
+        "collect-not-held-by-itself", "writing/collect.py",
+        "without=[claim.id]", "without=()", only(COLLECT, "names_nobody"),
+    ),
+    Mutant(
+        "collect-standing", "writing/collect.py", "if key in standing:", "if False:",
+        only(COLLECT, "orphans_go"),
+    ),
+    Mutant(
+        "collect-waiting", "writing/collect.py", "if key in waiting:", "if False:",
+        only(COLLECT, "began_on"),
+    ),
+    Mutant(
+        "collect-copies", "writing/collect.py", "if copying:", "if False:",
+        only(COLLECT, "see_each_other"),
+    ),
+    Mutant(
+        "collect-saves", "writing/collect.py",
+        "if held.running and self._owner(key) in {None, *held.running}:", "if False:",
+        only(COLLECT, "without_its_journal"),
+    ),
+    Mutant(
+        "collect-nobodys", "writing/collect.py", "{None, *held.running}", "held.running",
+        only(COLLECT, "names_nobody"),
+    ),
+    Mutant(
+        "collect-own-workspace", "writing/collect.py",
+        "            self._store.open_workspace(self._workspace, publishes=key)\n",
+        "            pass\n", only(COLLECT, "orphans_go"),
+    ),
+    Mutant(
+        "collect-workspace-seen", "writing/collect.py",
+        "    return store.has_workspace(layout.collect_key(attempt_id))", "    return False",
+        only(COLLECT, "are_collected"),
+    ),
+    Mutant(
+        "collect-left-behind", "writing/collect.py",
+        "            self._store.delete(layout.lease_key(self.id))\n", "",
+        only(COLLECT, "orphans_go"),
+    ),
+    Mutant(
+        "collect-workspace-left-behind", "writing/collect.py",
+        "            self._store.drop_workspace(self._workspace)\n", "",
+        only(COLLECT, "orphans_go"),
+    ),
+    Mutant(
+        "collect-taken-over", "writing/collect.py",
+        "if left < 0 or not self._store.has_workspace(self._workspace):", "if left < 0:",
+        only(COLLECT, "taken_over"),
+    ),
+    Mutant(
+        "collect-ran-out", "writing/collect.py",
+        "if left < 0 or not self._store.has_workspace(self._workspace):",
+        "if not self._store.has_workspace(self._workspace):", only(COLLECT, "taken_over"),
+    ),
+    Mutant(
+        "collect-renewal", "writing/collect.py", "if left < _LEASE_SECONDS * 1e9 / 2:", "if False:",
+        only(COLLECT, "renews"),
+    ),
+    Mutant(
+        "collect-sync", "writing/collect.py", "        self._store.sync(keys)\n", "",
+        COLLECT_ORDER,
+    ),
+    Mutant(
+        "reclaim-collectors", "writing/attempt.py",
+        "    store.drop_workspace(layout.collect_key(attempt_id))\n", "",
+        only(COLLECT, "taken_over"),
+    ),
+    Mutant(
+        "copy-collectors", "transfer/copying.py",
+        "        refuse_collectors(self._target.store)\n", "", only(COLLECT, "are_collected"),
+    ),
+    Mutant(
+        "claim-sweep-collectors", "transfer/claim.py",
+        "return is_copier(store, attempt_id) or is_collector(store, attempt_id)",
+        "return is_copier(store, attempt_id)", only(COLLECT, "does_not_stop_copies"),
+    ),
+)  # fmt: skip
+MUTANTS = STORAGE + WRITING + COLLECTING + READING + TRANSFER
 
 
 @contextmanager
@@ -718,12 +967,9 @@ def copied() -> Iterator[Path]:
 def run_tests(tree: Path, tests: Sequence[str], seconds: float) -> str:
     """`passed`, `failed`, `endless` or `broken` (no test ran)."""
     packages = (tree, tree / "schemas", tree / "coordinator")
-    environment = {
-        **os.environ,
-        "PYTHONPATH": os.pathsep.join(map(str, packages)),
-        # Changes within one second would otherwise meet the compiled file of the last mutant.
-        "PYTHONDONTWRITEBYTECODE": "1",
-    }
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, packages))}
+    # All but the changed file is compiled once, and not for every mutant.
+    environment.pop("PYTHONDONTWRITEBYTECODE", None)
     base = tree.parent / "pytest"
     command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider"]
     process = subprocess.Popen(
@@ -750,7 +996,7 @@ def judge(tree: Path, mutant: Mutant, seconds: float) -> dict[str, object]:
     try:
         outcome = run_tests(tree, mutant.tests, seconds)
     finally:
-        (tree / "snapfmt" / mutant.file).write_text(before, "utf-8")
+        replace_source(tree / "snapfmt" / mutant.file, before)
     killed = outcome in ("failed", "endless")
     return {
         "name": mutant.name,

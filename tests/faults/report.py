@@ -35,7 +35,8 @@ def crash_points(found: dict[str, Any]) -> list[str]:
         "## Crash points",
         "",
         (
-            f"{found['cases']} cases, {found['torn_writes']} of them half-way through a write; "
+            f"{found['cases']} cases, {found['torn_writes']} of them half-way through a write, "
+            f"{found['errors']} with an error of the system instead of a crash; "
             f"{found['problems']} problems. After {found['old']} the old state was found, after "
             f"{found['new']} something of the new one, each time whole; the next save and the next "
             f"retirement worked and left nothing over. {found['shapes']} shapes of snapshots; "

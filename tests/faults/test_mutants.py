@@ -2,13 +2,20 @@
 
 import importlib.util
 import sys
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 
-SAMPLE = ("local-file-sync", "sink-journal-first", "objects-condition", "segment-select-live")
+SAMPLE = (
+    "local-file-sync",
+    "sink-journal-first",
+    "objects-condition",
+    "segment-select-live",
+    "keeping-looked-at-once",
+)
 """One of each kind of safeguard that quick tests notice."""
 
 
@@ -22,6 +29,13 @@ def mutants() -> ModuleType:
     sys.modules[spec.name] = module
     spec.loader.exec_module(module)
     return module
+
+
+@pytest.fixture(scope="module")
+def tree(mutants: ModuleType) -> Iterator[Path]:
+    """Made once, so that it is compiled once."""
+    with mutants.copied() as tree:
+        yield tree
 
 
 def test_every_mutant_is_a_change_that_can_be_made(mutants: ModuleType, tmp_path: Path) -> None:
@@ -49,22 +63,20 @@ def test_an_old_text_that_is_not_there_is_an_error(mutants: ModuleType, tmp_path
         mutant.apply(tmp_path)
 
 
-def test_a_sample_is_killed(mutants: ModuleType) -> None:
+def test_a_sample_is_killed(mutants: ModuleType, tree: Path) -> None:
     known = {mutant.name: mutant for mutant in mutants.MUTANTS}
-    with mutants.copied() as tree:
-        for name in SAMPLE:
-            verdict = mutants.judge(tree, known[name], 200)
-            assert verdict["how"] == "failed", verdict
+    for name in SAMPLE:
+        verdict = mutants.judge(tree, known[name], 200)
+        assert verdict["how"] == "failed", verdict
 
 
-def test_a_change_without_effect_survives(mutants: ModuleType) -> None:
+def test_a_change_without_effect_survives(mutants: ModuleType, tree: Path) -> None:
     """Or a broken copy would count as killing everything."""
     mutant = mutants.Mutant(
         "no-effect",
         "storage/posix.py",
         "def write_all(",
         "\ndef write_all(",
-        ("tests/faults/test_safeguards.py",),
+        ("tests/unit/test_keeping.py",),
     )
-    with mutants.copied() as tree:
-        assert mutants.judge(tree, mutant, 200)["outcome"] == "survived"
+    assert mutants.judge(tree, mutant, 200)["outcome"] == "survived"

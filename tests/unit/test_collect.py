@@ -15,14 +15,14 @@ from snapfmt.errors import (
     StorageUnavailable,
     UnsupportedFeature,
 )
-from snapfmt.format import canonical, layout
+from snapfmt.format import canonical, digest, layout
 from snapfmt.limits import DEFAULT_LIMITS
 from snapfmt.storage.memory import MemoryClient
 from snapfmt.storage.objects import ObjectStore
 from snapfmt.testing.client_faults import patient
 from snapfmt.testing.forgery import seal
 from snapfmt.testing.samples import contents, save, save_on
-from snapfmt.testing.stores import WrappedStore
+from snapfmt.testing.stores import WrappedStore, watching
 from snapfmt.transfer import copy_snapshot, open_target
 from snapfmt.transfer import copying as copying_module
 from snapfmt.transfer.claim import Claim
@@ -86,26 +86,6 @@ def orphan(repository: Repository) -> set[str]:
     return stored(repository) - before
 
 
-def watching(
-    repository: Repository, verb: str, ending: str, act: Callable[[], object]
-) -> Repository:
-    """The repository; something happens once, before a verb with a key that ends so."""
-    done: list[object] = []
-
-    class Watching(WrappedStore):
-        pass
-
-    def wrapped(self: WrappedStore, key: str, *args: Any, **kwargs: Any) -> Any:
-        if key.endswith(ending) and not done:
-            done.append(1)
-            act()
-        return getattr(self.inner, verb)(key, *args, **kwargs)
-
-    setattr(Watching, verb, wrapped)
-    store: Any = Watching(repository.store)
-    return Repository(store, repository.document, limits=repository.limits)
-
-
 # What goes, what stays, and why
 
 
@@ -147,6 +127,25 @@ def test_a_dry_run_writes_nothing_and_tells_the_same(
     assert stored(repository) == needed(repository)
 
 
+@pytest.mark.req("K-15")
+def test_a_dry_run_knows_that_the_save_of_a_retired_snapshot_is_over(
+    repository: Repository, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its lease was left by a crash after the publication, and holds nothing any more."""
+    with monkeypatch.context() as patch:
+        patch.setattr(Attempt, "_close", lambda self: setattr(self, "_closed", True))
+        save(repository, value=1)
+    assert len(repository.leases()) == 1
+    repository.store.unpublish("snapshots/snapshot_000001", "manifest.json", "retiring.json")
+    before = everything(repository)
+    dry = repository.collect(dry_run=True)
+    assert everything(repository) == before
+    real = repository.collect()
+    assert (dry.objects, dry.finished, dry.waiting) == (real.objects, (1,), ())
+    assert stored(repository) == set()
+    assert repository.leases() == []
+
+
 @pytest.mark.req("K-13")
 def test_what_a_running_save_wrote_stays_also_without_its_journal(
     repository: Repository,
@@ -169,8 +168,9 @@ def test_what_a_running_save_wrote_stays_also_without_its_journal(
 def test_an_object_that_names_nobody_stays_while_a_save_runs(repository: Repository) -> None:
     attempt = repository.begin()
     sink = repository.store.sink(layout.workspace_key(attempt.id), "x")
-    sink.write(b"neither a pack nor an index")
-    key = layout.object_key("0" * 64)
+    data = b"neither a pack nor an index"
+    sink.write(data)
+    key = layout.object_key(digest.digest_of(data))
     sink.finish(key)
     forget(repository, attempt)
     running = repository.begin()
@@ -205,6 +205,28 @@ def test_a_save_that_begins_after_the_list_keeps_what_it_writes(repository: Repo
     attempt, receipt = attempts[0]
     attempt.publish([receipt])
     assert len(whole(repository)) == 2
+
+
+def test_a_save_that_begins_after_the_leases_were_read_keeps_what_it_writes(
+    repository: Repository,
+) -> None:
+    """Nobody knows its lease: the list of objects is older than it."""
+    lost = orphan(repository)
+    written: list[set[str]] = []
+
+    def begin() -> None:
+        before = stored(repository)
+        write(repository.begin(), "late")
+        written.append(stored(repository) - before)
+
+    def arm() -> None:
+        store.inner = watching(repository, "names", layout.PINS, begin).store
+
+    other = watching(repository, "open_workspace", "/collect", arm)
+    store: Any = other.store
+    report = other.collect()
+    assert {item.key for item in report.objects if item.removed} == lost
+    assert written == [stored(repository)] != [set()]
 
 
 def test_a_save_that_ends_during_the_looks_keeps_what_it_wrote(repository: Repository) -> None:

@@ -108,3 +108,12 @@ def test_a_pin_by_hand_counts_and_one_without_a_number_is_refused(
         repository.pins()
     repository.unpin("what")
     assert repository.pins() == {"hand": 2}
+
+
+@pytest.mark.req("K-2")
+def test_a_pin_that_is_refused_takes_no_other_one_away(repository: Repository) -> None:
+    """Somebody pinned by hand what is not there yet, or not any more."""
+    repository.store.create("pins/hand.json", b'{"number": 7}')
+    with pytest.raises(NotPublished):
+        repository.pin("hand", 7)
+    assert repository.pins() == {"hand": 7}

@@ -5,7 +5,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +27,7 @@ from snapfmt.format import canonical, compat, layout
 from snapfmt.limits import DEFAULT_LIMITS
 from snapfmt.testing.forgery import seal
 from snapfmt.testing.samples import contents, save, save_on
-from snapfmt.testing.stores import WrappedStore
+from snapfmt.testing.stores import WrappedStore, watching
 from snapfmt.writing import attempt as attempt_module
 from snapfmt.writing import lease as lease_module
 from snapfmt.writing import retire as retire_module
@@ -36,59 +36,6 @@ from snapfmt.writing.retire import Retirement
 from snapfmt_schemas.manifest import Manifest
 
 LIMITS = DEFAULT_LIMITS
-
-
-class Hooked(WrappedStore):
-    """Runs something before a verb with a key that ends so; once."""
-
-    def __init__(self, inner: Any, verb: str, ending: str, run: Callable[[], object]) -> None:
-        super().__init__(inner)
-        self.verb = verb
-        self.ending = ending
-        self.run: Callable[[], object] | None = run
-
-    def _before(self, verb: str, key: str) -> None:
-        if verb == self.verb and key.endswith(self.ending) and self.run is not None:
-            run, self.run = self.run, None
-            run()
-
-    def size(self, key: str) -> int | None:
-        self._before("size", key)
-        return self.inner.size(key)
-
-    def get(self, key: str, *, limit: int) -> bytes:
-        self._before("get", key)
-        return self.inner.get(key, limit=limit)
-
-    def sizes(self, prefix: str) -> dict[str, int]:
-        self._before("sizes", prefix)
-        return self.inner.sizes(prefix)
-
-    def names(self, prefix: str) -> list[str]:
-        self._before("names", prefix)
-        return self.inner.names(prefix)
-
-    def walk(self, prefix: str) -> Iterator[tuple[str, int]]:
-        self._before("walk", prefix)
-        return self.inner.walk(prefix)
-
-    def delete(self, key: str) -> None:
-        self._before("delete", key)
-        self.inner.delete(key)
-
-    def open_workspace(self, key: str, *, publishes: str) -> None:
-        self._before("open_workspace", key)
-        self.inner.open_workspace(key, publishes=publishes)
-
-    def unpublish(self, folder: str, name: str, kept_as: str) -> None:
-        self._before("unpublish", folder)
-        self.inner.unpublish(folder, name, kept_as)
-
-
-def hooked(repository: Repository, verb: str, ending: str, run: Callable[[], object]) -> Repository:
-    """The repository through a store that runs something on the way."""
-    store: Any = Hooked(repository.store, verb, ending, run)
-    return Repository(store, repository.document, limits=repository.limits)
 
 
 def root(repository: Repository) -> Path:
@@ -572,7 +519,7 @@ def test_an_attempt_that_is_taken_over_as_it_begins_does_not_begin(repository: R
     """By somebody whose clock is ahead, after its lease was made and before its workspace was."""
     save(repository, value=1)
     mine = "a" * 32
-    late = hooked(
+    late = watching(
         repository, "open_workspace", "", lambda: attempt_module.reclaim(repository.store, mine)
     )
     with pytest.raises(LeaseExpired, match="as it began"):
@@ -591,7 +538,7 @@ def test_a_save_that_begins_during_a_retirement_finds_its_base_gone(
     """The lease is there, the base is being looked at: the retirement comes in between."""
     three(repository)
     other = Repository.open(repository.location)
-    late = hooked(repository, "open_workspace", "", lambda: finish_before_lease(other))
+    late = watching(repository, "open_workspace", "", lambda: finish_before_lease(other))
     with pytest.raises(NotPublished):
         late.begin(base=3)
     assert repository.leases() == []
@@ -613,7 +560,7 @@ def test_a_save_that_begins_before_the_step_keeps_its_base_to_its_end(
     before = three(repository)
     attempts: list[Any] = []
     other = Repository.open(repository.location)
-    hooked(repository, "unpublish", "", lambda: attempts.append(other.begin(base=3))).retire(3)
+    watching(repository, "unpublish", "", lambda: attempts.append(other.begin(base=3))).retire(3)
     assert repository.numbers() == [1, 2]
     (attempt,) = attempts
     assert set(reached(repository.store, look_at(repository, 3), LIMITS)) <= stored(repository)
@@ -674,7 +621,7 @@ def test_a_save_that_ends_during_a_retirement_keeps_what_it_uses(repository: Rep
     aside = root(repository) / "aside"
     path.rename(aside)
     look = Retirement(
-        Hooked(repository.store, "names", "pins", lambda: aside.rename(path)),
+        watching(repository, "names", "pins", lambda: aside.rename(path)).store,
         repository_id=repository.id,
         limits=LIMITS,
     )
@@ -692,7 +639,7 @@ def test_a_save_that_ends_during_a_retirement_keeps_what_it_uses(repository: Rep
 def test_two_that_retire_the_same_one(repository: Repository, verb: str) -> None:
     before = three(repository)
     other = Repository.open(repository.location)
-    hooked(repository, verb, "", lambda: try_retire(other, 3)).retire(3)
+    watching(repository, verb, "", lambda: try_retire(other, 3)).retire(3)
     assert whole(repository) == {1: before[1], 2: before[2]}
     assert stored(repository) == needed(repository)
     assert repository.verify().findings == []
@@ -710,7 +657,7 @@ def test_two_that_share_objects_do_not_leave_them_to_each_other(repository: Repo
     """Each is taken out while the other one is still there; one of the two removes the packs."""
     before = three(repository)
     other = Repository.open(repository.location)
-    hooked(repository, "unpublish", "_000001", lambda: other.retire(2)).retire(1)
+    watching(repository, "unpublish", "_000001", lambda: other.retire(2)).retire(1)
     assert whole(repository) == {3: before[3]}
     assert stored(repository) == needed(repository)
 
@@ -765,7 +712,9 @@ def test_a_selection_passes_over_one_that_goes_meanwhile(repository: Repository)
     save(repository, value=1)
     save(repository, value=2)
     other = Repository.open(repository.location)
-    selection = hooked(repository, "get", "_000002/manifest.json", lambda: other.retire(2)).latest()
+    selection = watching(
+        repository, "get", "_000002/manifest.json", lambda: other.retire(2)
+    ).latest()
     assert selection.snapshot.number == 1
     assert [number for number, _ in selection.passed_over] == [2]
 
@@ -784,7 +733,7 @@ def test_an_audit_does_not_call_it_damage(repository: Repository, verb: str, end
     save(repository, value=1)
     save(repository, value=2)
     other = Repository.open(repository.location)
-    report = hooked(repository, verb, ending, lambda: try_retire(other, 1)).verify()
+    report = watching(repository, verb, ending, lambda: try_retire(other, 1)).verify()
     assert repository.numbers() == [2]
     assert report.findings == []
 
