@@ -546,7 +546,7 @@ READING = (
     ),
     Mutant(
         "segment-stored-keys", "reading/segment.py",
-        "            if stored != keys[", "            if not stored and keys[",
+        "        if stored != keys[", "        if not stored and keys[",
         SAFEGUARDS,
     ),
     Mutant(
@@ -593,8 +593,8 @@ READING = (
     ),
     Mutant(
         "verify-digest", "reading/verify.py",
-        "        if self._hash(key, size) != layout.object_digest(key):\n            self._find(\n",
-        "        if self._hash(key, size) is None:\n            self._find(\n",
+        "        if mark != layout.object_digest(key):\n            self._find(\n",
+        "        if not mark:\n            self._find(\n",
         only(CORRUPT, "grew or flipped"),
     ),
     Mutant(
