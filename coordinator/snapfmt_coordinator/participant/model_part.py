@@ -233,7 +233,7 @@ def _read_table(table: TableReader) -> Iterator[tuple[str, ModelLineageRow]]:
         try:
             row = from_line(ModelLineageRow, line.encode())
         except (ValueError, RecursionError) as error:
-            raise FormatError(f"not a ModelLineageRow: {error}", what=key) from error
+            raise FormatError(f"not a ModelLineageRow: {error}", what=key, hint=DAMAGED) from error
         if row.staging_key != key:
             raise FormatError("the row is of another staging key", what=key, hint=DAMAGED)
         yield owner, row
