@@ -21,7 +21,7 @@ from snapfmt.testing.fault_proxy import WAYS, FaultProxy, Rule, Seen, Way, shape
 from snapfmt.testing.s3_servers import S3Server
 from snapfmt.writing import lease as lease_module
 
-TIMEOUT_S = 0.5
+TIMEOUT_S = 1.0
 
 
 @pytest.fixture
