@@ -20,7 +20,7 @@ demo: setup-demo  ## run rollouts with snapshots, kill everything, restore, run 
 demo-queue: setup-demo  ## save a live TransferQueue, kill it, restore it, compare every row
 	$(BIN)/snapfmt demo-queue $(ARGS)
 
-kills: setup    ## kill a whole run at every step of a save and a restore (about half an hour)
+kills: setup    ## kill a whole run at every step of a save and a restore (about an hour)
 	$(PY) tests/faults/loop_kills.py $(ARGS)
 
 faults: setup   ## enumerate crashes, power cuts, mutants and damages (hours); tests/faults/REPORT.md
