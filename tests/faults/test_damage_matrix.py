@@ -44,7 +44,7 @@ def test_the_small_repository_has_something_of_everything(fast_path: Path) -> No
 
 def test_wrong_data_is_noticed(fast_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Source, "entry", lambda self, at, *_, **__: self.unchecked(at, 0, at.size))
-    tally = run_share(("bit", 0), str(fast_path), shares=1, stride=12007)
+    tally = run_share(("bit", 0), str(fast_path), shares=1, stride=1009)
     assert any("reads as what was not saved" in text for text in tally.problems)
 
 
