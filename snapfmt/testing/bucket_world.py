@@ -4,16 +4,13 @@ from collections.abc import Callable
 from typing import Any
 
 from snapfmt.errors import CommitOutcomeUnknown, OutcomeUnknownError, StorageError
-from snapfmt.format import layout
-from snapfmt.limits import DEFAULT_LIMITS
 from snapfmt.repository import Repository
 from snapfmt.storage.client import ObjectClient
 from snapfmt.storage.memory import MemoryClient
 from snapfmt.storage.objects import ObjectStore
 from snapfmt.testing.client_faults import FaultyClient, Request, patient
-from snapfmt.testing.samples import contents
+from snapfmt.testing.samples import contents, needed, stored
 from snapfmt.writing.attempt import Attempt
-from snapfmt.writing.keeping import reached
 from snapfmt_schemas.attempt import Receipt
 from snapfmt_schemas.manifest import Manifest
 
@@ -56,20 +53,6 @@ def found(repository: Repository) -> dict[int, Data]:
             if name != "manifest"
         }
         for number in repository.numbers()
-    }
-
-
-def stored(repository: Repository) -> set[str]:
-    """Keys of all objects."""
-    return {key for key, _ in repository.store.walk(layout.OBJECTS)}
-
-
-def needed(repository: Repository) -> set[str]:
-    """Keys of the objects that a published snapshot reaches."""
-    return {
-        key
-        for number in repository.numbers()
-        for key in reached(repository.store, repository.snapshot(number).manifest, DEFAULT_LIMITS)
     }
 
 

@@ -10,12 +10,14 @@ import numpy as np
 from snapfmt.format import canonical, digest, layout
 from snapfmt.format.columns import MISSING
 from snapfmt.format.tagged import encode
+from snapfmt.limits import DEFAULT_LIMITS
 from snapfmt.reading.snapshot import Part, Snapshot
 from snapfmt.reading.table import TableReader
 from snapfmt.repository import Repository
 from snapfmt.storage.base import Store
 from snapfmt.testing.equality import array_bits
 from snapfmt.writing.attempt import Attempt
+from snapfmt.writing.keeping import reached
 from snapfmt_schemas.attempt import Receipt
 from snapfmt_schemas.fingerprint import Fingerprint
 from snapfmt_schemas.manifest import Manifest, TrainerAnchor
@@ -128,6 +130,25 @@ def contents(snapshot: Snapshot) -> dict[str, Any]:
                     column: plain(values.value(row)) for column, values in batch.columns.items()
                 }
     return found
+
+
+def all_contents(repository: Repository) -> dict[int, dict[str, Any]]:
+    """The contents of every published snapshot, by its number."""
+    return {number: contents(repository.snapshot(number)) for number in repository.numbers()}
+
+
+def stored(repository: Repository) -> set[str]:
+    """Keys of all objects."""
+    return {key for key, _ in repository.store.walk(layout.OBJECTS)}
+
+
+def needed(repository: Repository) -> set[str]:
+    """Keys of the objects that a published snapshot reaches."""
+    return {
+        key
+        for number in repository.numbers()
+        for key in reached(repository.store, repository.snapshot(number).manifest, DEFAULT_LIMITS)
+    }
 
 
 def plain(value: Any) -> Any:

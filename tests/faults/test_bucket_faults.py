@@ -18,18 +18,16 @@ from snapfmt.storage.memory import MemoryClient
 from snapfmt.testing.bucket_world import (
     count,
     found,
-    needed,
     repository_on,
     rows,
     run,
     save,
     settle_save,
-    stored,
     whole,
     write,
 )
 from snapfmt.testing.client_faults import FAULTS, Fault, FaultyClient, Request
-from snapfmt.testing.samples import contents, save_on
+from snapfmt.testing.samples import contents, needed, save_on, stored
 from snapfmt.writing import lease as lease_module
 
 Action = Callable[[Repository], Any]

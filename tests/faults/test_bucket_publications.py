@@ -18,15 +18,14 @@ from snapfmt.storage.memory import MemoryClient
 from snapfmt.storage.objects import ObjectStore
 from snapfmt.testing.bucket_world import (
     found,
-    needed,
     repository_on,
     rows,
     save,
-    stored,
     whole,
     write,
 )
 from snapfmt.testing.client_faults import FAULTS, Fault, FaultyClient, Request, patient
+from snapfmt.testing.samples import needed, stored
 from snapfmt.writing import lease as lease_module
 
 LATE = FAULTS["arrives late"]

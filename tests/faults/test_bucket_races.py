@@ -12,9 +12,10 @@ from snapfmt.storage.local import LocalStore
 from snapfmt.storage.memory import MemoryClient
 from snapfmt.storage.objects import ObjectStore
 from snapfmt.storage.s3 import S3Client
-from snapfmt.testing.bucket_world import found, needed, rows, stored, whole, write
+from snapfmt.testing.bucket_world import found, rows, whole, write
 from snapfmt.testing.client_faults import patient
 from snapfmt.testing.s3_servers import S3Server
+from snapfmt.testing.samples import needed, stored
 
 
 def race(open_store: Callable[[], Store], number: int, writers: int) -> None:

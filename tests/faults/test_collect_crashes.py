@@ -15,11 +15,9 @@ import pytest
 from snapfmt import Repository
 from snapfmt.errors import SnapfmtError
 from snapfmt.format import layout
-from snapfmt.limits import DEFAULT_LIMITS
 from snapfmt.testing.crashes import Call, InjectedCrash, SystemCalls
-from snapfmt.testing.samples import contents, save, save_on
+from snapfmt.testing.samples import all_contents, needed, save, save_on, stored
 from snapfmt.writing import lease as lease_module
-from snapfmt.writing.keeping import reached
 
 ERRNOS = [errno.EIO, errno.ENOSPC, errno.EROFS, errno.EACCES, errno.EDQUOT, errno.ESTALE]
 
@@ -51,22 +49,6 @@ def fresh(origin: Path, name: str) -> Path:
     return target
 
 
-def whole(repository: Repository) -> dict[int, dict[str, Any]]:
-    return {number: contents(repository.snapshot(number)) for number in repository.numbers()}
-
-
-def stored(repository: Repository) -> set[str]:
-    return {key for key, _ in repository.store.walk(layout.OBJECTS)}
-
-
-def needed(repository: Repository) -> set[str]:
-    return {
-        key
-        for number in repository.numbers()
-        for key in reached(repository.store, repository.snapshot(number).manifest, DEFAULT_LIMITS)
-    }
-
-
 def calls_of(origin: Path) -> list[Call]:
     root = fresh(origin, "count")
     with pytest.MonkeyPatch.context() as patch:
@@ -90,7 +72,7 @@ def steps_of(calls: list[Call], root: Path) -> list[int]:
 def check_after(root: Path, before: dict[int, dict[str, Any]], where: str) -> None:
     """All is whole, the next save works, and the next collection leaves what is needed."""
     repository = Repository.open(root)
-    assert whole(repository) == before, where
+    assert all_contents(repository) == before, where
     report = repository.verify(deep=False)
     assert report.ok, (where, report.damage, report.unknown)
     number = save(repository, value=4).number
@@ -98,7 +80,8 @@ def check_after(root: Path, before: dict[int, dict[str, Any]], where: str) -> No
     done = repository.collect()
     assert done.waiting == (), where
     assert stored(repository) == needed(repository), where
-    assert {key: data for key, data in whole(repository).items() if key != 4} == before, where
+    after = all_contents(repository)
+    assert {key: data for key, data in after.items() if key != 4} == before, where
     assert repository.leases() == [], where
     names = repository.store.names("snapshots/snapshot_000003")
     assert names == [layout.RETIRED], where
@@ -114,7 +97,7 @@ def check_after(root: Path, before: dict[int, dict[str, Any]], where: str) -> No
 
 @pytest.mark.req("K-12")
 def test_a_crash_at_a_system_call_of_a_collection(origin: Path) -> None:
-    before = whole(Repository.open(origin))
+    before = all_contents(Repository.open(origin))
     steps = steps_of(calls_of(origin), origin.parent / "count")
     assert len(steps) > 20
     for step in steps:
@@ -129,7 +112,7 @@ def test_a_crash_at_a_system_call_of_a_collection(origin: Path) -> None:
 
 
 def test_an_error_at_a_system_call_of_a_collection(origin: Path) -> None:
-    before = whole(Repository.open(origin))
+    before = all_contents(Repository.open(origin))
     steps = steps_of(calls_of(origin), origin.parent / "count")
     seen: set[str] = set()
     for step, code in zip(steps, itertools.cycle(ERRNOS), strict=False):

@@ -14,13 +14,11 @@ import pytest
 from snapfmt import Repository
 from snapfmt.errors import SnapfmtError
 from snapfmt.format import layout
-from snapfmt.limits import DEFAULT_LIMITS
 from snapfmt.storage import local
 from snapfmt.testing.crashes import Call, InjectedCrash, SystemCalls
-from snapfmt.testing.samples import contents, save, save_on
+from snapfmt.testing.samples import all_contents, contents, needed, save, save_on, stored
 from snapfmt.writing import attempt as attempt_module
 from snapfmt.writing import lease as lease_module
-from snapfmt.writing.keeping import reached
 
 Spawn = Callable[..., Any]
 Action = Callable[[Repository], object]
@@ -57,28 +55,12 @@ def fresh(origin: Path, name: str) -> Path:
     return target
 
 
-def whole(repository: Repository) -> dict[int, dict[str, Any]]:
-    return {number: contents(repository.snapshot(number)) for number in repository.numbers()}
-
-
-def stored(repository: Repository) -> set[str]:
-    return {key for key, _ in repository.store.walk(layout.OBJECTS)}
-
-
-def needed(repository: Repository) -> set[str]:
-    return {
-        key
-        for number in repository.numbers()
-        for key in reached(repository.store, repository.snapshot(number).manifest, DEFAULT_LIMITS)
-    }
-
-
 def check_after(
     root: Path, before: dict[int, dict[str, Any]], retired: set[int], where: str
 ) -> int:
     """All is whole or gone; the next save and the next retirement work. Returns: how many gone."""
     repository = Repository.open(root)
-    found = whole(repository)
+    found = all_contents(repository)
     gone = before.keys() - found.keys()
     assert gone <= retired, where
     assert found == {number: before[number] for number in found}, where
@@ -87,7 +69,7 @@ def check_after(
     assert needed(repository) <= stored(repository), where
     number = save(repository, value=4).number
     assert number == 4, where
-    assert whole(repository).items() >= found.items(), where
+    assert all_contents(repository).items() >= found.items(), where
     assert repository.keep_latest(99) == [], where
     assert stored(repository) == needed(repository), where
     findings = [
@@ -100,7 +82,7 @@ def check_after(
     for number in sorted(retired - gone):
         repository.retire(number)
     expected = {number: data for number, data in before.items() if number not in retired}
-    after = whole(repository)
+    after = all_contents(repository)
     assert {number: after[number] for number in expected} == expected, where
     assert repository.leases() == [], where
     return len(gone)
@@ -119,7 +101,7 @@ def calls_of(origin: Path, action: Action) -> list[Call]:
 @pytest.mark.parametrize("name", ACTIONS)
 def test_a_crash_at_any_system_call(origin: Path, name: str) -> None:
     action, retired = ACTIONS[name]
-    before = whole(Repository.open(origin))
+    before = all_contents(Repository.open(origin))
     total = len(calls_of(origin, action))
     assert total > 15
     outcomes = []
@@ -141,7 +123,7 @@ def test_a_crash_at_any_system_call(origin: Path, name: str) -> None:
 @pytest.mark.parametrize("name", ["the base of another", "all but the newest"])
 def test_an_error_at_any_system_call(origin: Path, name: str) -> None:
     action, retired = ACTIONS[name]
-    before = whole(Repository.open(origin))
+    before = all_contents(Repository.open(origin))
     total = len(calls_of(origin, action))
     seen: set[str] = set()
     for step in range(1, total + 1):

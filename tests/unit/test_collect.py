@@ -16,12 +16,11 @@ from snapfmt.errors import (
     UnsupportedFeature,
 )
 from snapfmt.format import canonical, digest, layout
-from snapfmt.limits import DEFAULT_LIMITS
 from snapfmt.storage.memory import MemoryClient
 from snapfmt.storage.objects import ObjectStore
 from snapfmt.testing.client_faults import patient
 from snapfmt.testing.forgery import seal
-from snapfmt.testing.samples import contents, save, save_on
+from snapfmt.testing.samples import all_contents, needed, save, save_on, stored
 from snapfmt.testing.stores import WrappedStore, watching
 from snapfmt.transfer import copy_snapshot, open_target
 from snapfmt.transfer import copying as copying_module
@@ -30,7 +29,6 @@ from snapfmt.writing import collect as collect_module
 from snapfmt.writing import lease as lease_module
 from snapfmt.writing.attempt import Attempt
 from snapfmt.writing.collect import COPY, ORPHAN, PUBLISHED, RETIRED, SAVE
-from snapfmt.writing.keeping import reached
 from snapfmt.writing.owner import current_owner
 from snapfmt_schemas.attempt import Lease
 
@@ -45,24 +43,8 @@ def repository(request: pytest.FixtureRequest, tmp_path: Path) -> Repository:
     return Repository.open(ObjectStore(MemoryClient(), retry=patient()), create=True)
 
 
-def stored(repository: Repository) -> set[str]:
-    return {key for key, _ in repository.store.walk(layout.OBJECTS)}
-
-
 def everything(repository: Repository) -> dict[str, int]:
     return dict(repository.store.walk(""))
-
-
-def needed(repository: Repository) -> set[str]:
-    return {
-        key
-        for number in repository.numbers()
-        for key in reached(repository.store, repository.snapshot(number).manifest, DEFAULT_LIMITS)
-    }
-
-
-def whole(repository: Repository) -> dict[int, dict[str, Any]]:
-    return {number: contents(repository.snapshot(number)) for number in repository.numbers()}
 
 
 def write(attempt: Attempt, name: str = "lost") -> Any:
@@ -93,14 +75,14 @@ def orphan(repository: Repository) -> set[str]:
 def test_orphans_go_and_nothing_else(repository: Repository) -> None:
     save(repository, value=1)
     save_on(repository, 1, value=2)
-    before, lost = whole(repository), orphan(repository)
+    before, lost = all_contents(repository), orphan(repository)
     report = repository.collect()
     assert {item.key for item in report.objects if item.removed} == lost
     assert {item.reason for item in report.objects if item.removed} == {ORPHAN}
     assert report.totals(removed=False)[PUBLISHED][0] == len(needed(repository))
     assert report.bytes(removed=True) == sum(i.size for i in report.objects if i.key in lost)
     assert stored(repository) == needed(repository)
-    assert whole(repository) == before
+    assert all_contents(repository) == before
     assert not [key for key in everything(repository) if key.startswith("attempts/")]
     assert repository.collect().totals(removed=True) == {}
 
@@ -162,7 +144,7 @@ def test_what_a_running_save_wrote_stays_also_without_its_journal(
     assert set(report.totals(removed=False)) == {PUBLISHED, SAVE}
     # A part's object that nobody can read may be that save's, too.
     assert attempt.publish([receipt]).number == 2
-    assert len(whole(repository)) == 2
+    assert len(all_contents(repository)) == 2
 
 
 def test_an_object_that_names_nobody_stays_while_a_save_runs(repository: Repository) -> None:
@@ -204,7 +186,7 @@ def test_a_save_that_begins_after_the_list_keeps_what_it_writes(repository: Repo
     assert {item.key for item in report.objects if item.removed} == lost
     attempt, receipt = attempts[0]
     attempt.publish([receipt])
-    assert len(whole(repository)) == 2
+    assert len(all_contents(repository)) == 2
 
 
 def test_a_save_that_begins_after_the_leases_were_read_keeps_what_it_writes(
@@ -235,7 +217,7 @@ def test_a_save_that_ends_during_the_looks_keeps_what_it_wrote(repository: Repos
     receipt = write(attempt)
     other = watching(repository, "names", layout.ATTEMPTS, lambda: attempt.publish([receipt]))
     other.collect()
-    assert len(whole(repository)) == 2
+    assert len(all_contents(repository)) == 2
 
 
 # Refusals
@@ -384,7 +366,7 @@ def test_a_clock_that_is_an_hour_off_costs_no_save(
         assert report.attempts == ()
         assert repository.clean_up() == []
     attempt.publish([receipt])
-    assert len(whole(repository)) == 2
+    assert len(all_contents(repository)) == 2
 
 
 @pytest.mark.req("W-10")
@@ -439,7 +421,7 @@ def test_a_copy_and_a_collection_see_each_other(
         patch.setattr(Claim, "check", check)
         assert copy_snapshot(source, repository, 1).objects_sent == 0
     assert set(reports[0].totals(removed=False)) == {COPY}
-    assert whole(repository) == whole(source)
+    assert all_contents(repository) == all_contents(source)
     assert repository.leases() == []
 
 

@@ -26,7 +26,7 @@ from snapfmt.errors import (
 from snapfmt.format import canonical, compat, layout
 from snapfmt.limits import DEFAULT_LIMITS
 from snapfmt.testing.forgery import seal
-from snapfmt.testing.samples import contents, save, save_on
+from snapfmt.testing.samples import all_contents, contents, needed, save, save_on, stored
 from snapfmt.testing.stores import WrappedStore, watching
 from snapfmt.writing import attempt as attempt_module
 from snapfmt.writing import lease as lease_module
@@ -51,23 +51,6 @@ def files(repository: Repository) -> dict[str, bytes]:
     }
 
 
-def stored(repository: Repository) -> set[str]:
-    return {key for key, _ in repository.store.walk(layout.OBJECTS)}
-
-
-def needed(repository: Repository) -> set[str]:
-    """Objects that the published snapshots reach."""
-    return {
-        key
-        for number in repository.numbers()
-        for key in reached(repository.store, repository.snapshot(number).manifest, LIMITS)
-    }
-
-
-def whole(repository: Repository) -> dict[int, dict[str, Any]]:
-    return {number: contents(repository.snapshot(number)) for number in repository.numbers()}
-
-
 def edit(path: Path, change: Callable[[dict[str, Any]], None]) -> None:
     """Change a root document and give it the checksum that it then has."""
     document = json.loads(path.read_bytes())
@@ -80,7 +63,7 @@ def three(repository: Repository) -> dict[int, dict[str, Any]]:
     save(repository, value=1)
     save_on(repository, 1, value=2)
     save(repository, value=3)
-    return whole(repository)
+    return all_contents(repository)
 
 
 # What goes, and what stays
@@ -93,7 +76,7 @@ def test_what_only_the_retired_one_reaches_goes_and_nothing_else(repository: Rep
     alone = needed(repository)
     repository.retire(3)
     assert repository.numbers() == [1, 2]
-    assert whole(repository) == {1: before[1], 2: before[2]}
+    assert all_contents(repository) == {1: before[1], 2: before[2]}
     assert stored(repository) == needed(repository) < alone
     assert repository.verify().findings == []
 
@@ -104,10 +87,10 @@ def test_packs_go_with_the_last_snapshot_that_uses_them(repository: Repository) 
     shared = first & set(reached(repository.store, repository.snapshot(2).manifest, LIMITS))
     assert len(shared) == 2, "two packs"
     repository.retire(1)
-    assert whole(repository) == {2: before[2], 3: before[3]}
+    assert all_contents(repository) == {2: before[2], 3: before[3]}
     assert stored(repository) & first == shared
     repository.retire(2)
-    assert whole(repository) == {3: before[3]}
+    assert all_contents(repository) == {3: before[3]}
     assert stored(repository) & first == set()
     assert stored(repository) == needed(repository)
     assert repository.verify().findings == []
@@ -183,11 +166,11 @@ def test_a_number_is_a_whole_number(repository: Repository, value: Any) -> None:
 def test_the_newest_stay(repository: Repository) -> None:
     for value in range(1, 6):
         save(repository, value=value)
-    before = whole(repository)
+    before = all_contents(repository)
     assert repository.keep_latest(7) == []
     assert repository.keep_latest(5) == []
     assert repository.keep_latest(2) == [1, 2, 3]
-    assert whole(repository) == {4: before[4], 5: before[5]}
+    assert all_contents(repository) == {4: before[4], 5: before[5]}
     assert repository.keep_latest(2) == []
     assert repository.keep_latest(1) == [4]
     assert stored(repository) == needed(repository)
@@ -399,7 +382,7 @@ def test_a_damaged_snapshot_may_be_retired_itself(repository: Repository) -> Non
     before = three(repository)
     damage_index(repository, 3, remove=False)
     repository.retire(3)
-    assert whole(repository) == {1: before[1], 2: before[2]}
+    assert all_contents(repository) == {1: before[1], 2: before[2]}
     report = repository.verify()
     assert report.ok
     # The packs that the damaged index named: nobody knows them any more.
@@ -425,7 +408,7 @@ def test_a_manifest_that_claims_what_is_anothers_removes_nothing_of_it(
     path = root(repository) / "snapshots/snapshot_000003/manifest.json"
     edit(path, lambda found: found.update(parts=theirs))
     repository.retire(3)
-    assert whole(repository) == {1: before[1], 2: before[2]}
+    assert all_contents(repository) == {1: before[1], 2: before[2]}
 
 
 def test_what_a_running_save_wrote_stays_whatever_a_manifest_says(repository: Repository) -> None:
@@ -640,7 +623,7 @@ def test_two_that_retire_the_same_one(repository: Repository, verb: str) -> None
     before = three(repository)
     other = Repository.open(repository.location)
     watching(repository, verb, "", lambda: try_retire(other, 3)).retire(3)
-    assert whole(repository) == {1: before[1], 2: before[2]}
+    assert all_contents(repository) == {1: before[1], 2: before[2]}
     assert stored(repository) == needed(repository)
     assert repository.verify().findings == []
 
@@ -658,14 +641,14 @@ def test_two_that_share_objects_do_not_leave_them_to_each_other(repository: Repo
     before = three(repository)
     other = Repository.open(repository.location)
     watching(repository, "unpublish", "_000001", lambda: other.retire(2)).retire(1)
-    assert whole(repository) == {3: before[3]}
+    assert all_contents(repository) == {3: before[3]}
     assert stored(repository) == needed(repository)
 
 
 def test_threads_that_keep_the_newest(repository: Repository) -> None:
     for value in range(8):
         save(repository, value=value)
-    before = whole(repository)
+    before = all_contents(repository)
     errors: list[BaseException] = []
 
     def run() -> None:
@@ -681,7 +664,7 @@ def test_threads_that_keep_the_newest(repository: Repository) -> None:
     for thread in threads:
         thread.join()
     assert errors == []
-    assert whole(repository) == {7: before[7], 8: before[8]}
+    assert all_contents(repository) == {7: before[7], 8: before[8]}
     assert stored(repository) == needed(repository)
     assert repository.verify().findings == []
 
