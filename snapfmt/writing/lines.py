@@ -42,7 +42,9 @@ def prepare(
             data, value = item, _parse(item)
         else:
             data = lines.to_line(item)
-            value = json.loads(data) if redact else {key: getattr(item, key or "", "")}
+            known = None if redact or key is None else vars(item).get(key)
+            # A field's text is what its line says; anything else is looked up there.
+            value = {key: known} if type(known) is str else json.loads(data)
     except (ValueError, RecursionError) as error:
         raise InvalidRecord(f"not a JSON line: {error}", what=what) from error
     if not isinstance(value, dict):
