@@ -1,6 +1,7 @@
 """torch tensors as columns and back, bit for bit; torch is imported when this module is."""
 
 from collections.abc import Sequence
+from itertools import pairwise
 from operator import attrgetter
 from typing import Any
 
@@ -145,40 +146,41 @@ def _plain(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     return tensor if tensor.dtype == dtype else tensor.contiguous().view(dtype)
 
 
-def column_to_values(column: Column, *, copy: bool = True) -> list[Any]:
+def column_to_values(column: Column) -> list[Any]:
     """Every row's value: tensor, numpy array, str, bytes or Python value; MISSING where absent.
 
-    With `copy` each tensor has storage of its own; without, rows share the column's storage.
+    Each tensor has storage of its own: one that is kept or pickled does not take its neighbours
+    with it.
     """
     signature = column.signature
     if signature.kind != "tensor":
         return [column.value(row) for row in range(column.rows)]
     dtype = dtype_of(signature.dtype)
-    if len(column.values) == 0:
-        flat = torch.empty(0, dtype=dtype)
-    else:
-        bits = column.values if column.values.flags.writeable else column.values.copy()
-        plain = bits.view(f"i{bits.itemsize}" if bits.itemsize > 1 else "u1")
-        flat = torch.from_numpy(plain).view(dtype)
-    with torch.no_grad():
-        rows = _split(column, flat)
-        if copy:
-            rows = list(map(torch.Tensor.clone, rows))
+    bits = column.values
+    if signature.dtype == "bool":
+        bits = bits.view(np.bool_)
+    elif signature.dtype not in _JOINED_AS_THEY_ARE or dtype is torch.bfloat16:
+        bits = bits.view(f"i{bits.itemsize}" if bits.itemsize > 1 else "u1")
+    # Slices are copied by numpy, which takes half of torch's time for it.
+    rows = list(map(torch.from_numpy, _copies(column, bits)))
+    if rows and rows[0].dtype != dtype:
+        rows = [row.view(dtype) for row in rows]
     if column.present is None:
         return rows
     return [row if there else MISSING for row, there in zip(rows, column.present, strict=True)]
 
 
-def _split(column: Column, flat: torch.Tensor) -> list[torch.Tensor]:
-    """Every row as a view of the column's elements; what stands for a missing row is empty."""
-    signature = column.signature
-    if signature.ndim == 0 and column.present is None:
-        return list(flat.unbind())
-    pieces = list(flat.split(np.diff(column.offsets).tolist())) if column.rows else []
-    if signature.ndim == 1:
+def _copies(column: Column, bits: npt.NDArray[Any]) -> list[npt.NDArray[Any]]:
+    """Every row's elements in its shape; what stands for a missing row is empty."""
+    ndim = column.signature.ndim
+    if ndim == 0 and column.present is None:
+        return list(map(np.array, bits))
+    bounds = column.offsets.tolist()
+    pieces = [bits[low:high].copy() for low, high in pairwise(bounds)]
+    if ndim == 1:
         return pieces
     return [
-        piece.reshape(column.shape(row)) if piece.numel() or signature.ndim else piece
+        piece.reshape(column.shape(row)) if piece.size or ndim else piece
         for row, piece in enumerate(pieces)
     ]
 

@@ -29,9 +29,9 @@ class BatchIndexBuilder:
         add["row_start"].append(self.rows)
         add["rows"].append(batch.rows)
         add["header_offset"].append(offset)
-        add["header_size"].append(len(batch.header))
-        add["header_digest"].append(digest.raw_digest([batch.header]))
-        position = offset + len(batch.header)
+        add["header_size"].append(batch.header_size)
+        add["header_digest"].append(batch.header_digest)
+        position = offset + batch.header_size
         offsets = []
         for chunk in batch.chunks:
             offsets.append(position)

@@ -105,6 +105,10 @@ class Column:
             None if self.shapes is None else self.shapes[start:stop],
         )
 
+    def copy(self) -> "Column":
+        """The same rows with values of their own."""
+        return replace(self, values=self.values.copy())
+
     def take(self, rows: npt.NDArray[np.int64]) -> "Column":
         """The given rows, in that order; copies the values."""
         lengths = self.offsets[1:] - self.offsets[:-1]
@@ -169,12 +173,12 @@ class Batch:
         return np.full(len(self.bits), size, np.int64)
 
     def column(self) -> Column:
-        """The rows as a column; copies the bits."""
+        """The rows as a column; shares the bits where they are dense."""
         shape = self.bits.shape[1:]
         rows, size = len(self.bits), math.prod(shape)
         shapes = np.tile(np.array(shape, np.int64), (rows, 1)) if len(shape) >= 2 else None
         offsets = np.arange(rows + 1, dtype=np.int64) * size
-        return Column(self.signature, self.bits.flatten(), offsets, None, shapes)
+        return Column(self.signature, self.bits.reshape(-1), offsets, None, shapes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,8 +207,8 @@ class Ragged:
         return np.diff(self.rows.offsets) * self.rows.values.itemsize
 
     def column(self) -> Column:
-        """The rows as a column; copies the bits."""
-        return replace(self.rows, values=self.rows.values.copy())
+        """The rows as a column; shares the bits."""
+        return self.rows
 
 
 WHOLE = (Batch, Ragged)

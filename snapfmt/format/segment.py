@@ -47,9 +47,8 @@ class ColumnPlan:
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """One column of one batch, encoded: pieces to write, and what the index says of them."""
+    """What the index says of one column of one batch."""
 
-    pieces: tuple[digest.Buffer, ...]
     size: int
     digest: bytes
     buffer_sizes: tuple[int, ...]
@@ -57,10 +56,15 @@ class Chunk:
 
 @dataclass(frozen=True, slots=True)
 class EncodedBatch:
-    """One record batch, ready to be written."""
+    """One record batch, ready to be written: `data` is its metadata and its chunks.
+
+    Shares no memory with the columns it was made of.
+    """
 
     rows: int
-    header: bytes
+    data: bytes
+    header_size: int
+    header_digest: bytes
     chunks: tuple[Chunk, ...]
     logical_bytes: int
 
@@ -123,21 +127,31 @@ def encode_batch(
     for (_, column), how in zip(columns, plans, strict=True):
         if how.signature.is_array and not fits(column.values, how.signature.dtype, how.physical):
             raise NeedsWider
-    chunks = [
-        _encode_chunk(column, how, compressors[_level(how.signature)])
+    packed = [
+        _pack(column, how, compressors[_level(how.signature)])
         for (_, column), how in zip(columns, plans, strict=True)
     ]
     places: list[tuple[int, int]] = []
     position = 0
-    for chunk in chunks:
-        for size in chunk.buffer_sizes:
+    for _, sizes in packed:
+        for size in sizes:
             places.append((position, size))
             position += size + arrow_stream.padding(size)
     field_nodes = [node for _, column in columns for node in arrow_stream.nodes(column)]
     rows = columns[0][1].rows
     header = arrow_stream.batch_header(rows, field_nodes, places, position)
+    # In one piece, so that who hashes and writes it need not take turns with the encoders.
+    data = b"".join([header, *(piece for pieces, _ in packed for piece in pieces)])
+    chunks = []
+    view, begin = memoryview(data), len(header)
+    for _, sizes in packed:
+        end = begin + sum(size + arrow_stream.padding(size) for size in sizes)
+        chunks.append(Chunk(end - begin, digest.raw_digest([view[begin:end]]), sizes))
+        begin = end
     logical = sum(column.logical_bytes for _, column in columns)
-    return EncodedBatch(rows, header, tuple(chunks), logical)
+    return EncodedBatch(
+        rows, data, len(header), digest.raw_digest([header]), tuple(chunks), logical
+    )
 
 
 def _level(signature: Signature) -> int:
@@ -154,7 +168,10 @@ def _pays(column: Column, physical: str) -> bool:
     return packed <= raw * (1 - MIN_SAVING)
 
 
-def _encode_chunk(column: Column, how: ColumnPlan, compressor: zstandard.ZstdCompressor) -> Chunk:
+def _pack(
+    column: Column, how: ColumnPlan, compressor: zstandard.ZstdCompressor
+) -> tuple[list[digest.Buffer], tuple[int, ...]]:
+    """The bytes of one chunk in pieces, and the sizes of its buffers."""
     pieces: list[digest.Buffer] = []
     sizes: list[int] = []
     for buffer in arrow_stream.buffers(column, how.physical):
@@ -171,5 +188,4 @@ def _encode_chunk(column: Column, how: ColumnPlan, compressor: zstandard.ZstdCom
         size = len(prefix) + len(body)
         sizes.append(size)
         pieces += [prefix, body, bytes(arrow_stream.padding(size))]
-    total = sum(len(piece) for piece in pieces)
-    return Chunk(tuple(pieces), total, digest.raw_digest(pieces), tuple(sizes))
+    return pieces, tuple(sizes)

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from importlib import import_module
-from typing import Any
+from typing import Any, TypeVar
 
 import pyarrow as pa
 
@@ -14,6 +14,8 @@ from snapfmt.reading.lazy import lazy
 from snapfmt.reading.pooled import in_order
 from snapfmt.reading.segment import RowBatch, SegmentReader
 from snapfmt.reading.source import Source
+
+T = TypeVar("T")
 
 
 class TableReader:
@@ -85,6 +87,16 @@ class TableReader:
             NoMatch: If a named column is not in the table.
             CorruptError: If bytes that were read are damaged.
         """
+        yield from self._each(_as_it_is, columns, start, stop)
+
+    def _each(
+        self,
+        form: Callable[[RowBatch], T],
+        columns: Sequence[str] | None,
+        start: int,
+        stop: int | None,
+    ) -> Iterator[T]:
+        """What `form` makes of every batch, on the threads that read them."""
         self._check(columns)
         self._gather()
         spans = []
@@ -93,18 +105,22 @@ class TableReader:
         ):
             spans = [item.span(first, last) for item, first, last in self._ranges(start, stop)]
         with self._source.ahead(spans):
-            yield from in_order(self._reads(columns, start, stop))
+            yield from in_order(self._reads(form, columns, start, stop))
 
     def _reads(
-        self, columns: Sequence[str] | None, start: int, stop: int | None
-    ) -> Iterator[Callable[[], RowBatch]]:
+        self,
+        form: Callable[[RowBatch], T],
+        columns: Sequence[str] | None,
+        start: int,
+        stop: int | None,
+    ) -> Iterator[Callable[[], T]]:
         for item, first, last in self._ranges(start, stop):
             keys, position = item.keys, first
             for number, chosen in item.plan(first, last):
                 count = chosen.stop - chosen.start if isinstance(chosen, slice) else len(chosen)
                 names = keys[position : position + count]
                 position += count
-                yield partial(_read, item, number, chosen, columns, names)
+                yield partial(_read, form, item, number, chosen, columns, names)
 
     def _ranges(self, start: int, stop: int | None) -> Iterator[tuple[SegmentReader, int, int]]:
         start, stop, _ = slice(start, stop).indices(self.num_rows)
@@ -196,15 +212,15 @@ class TableReader:
         keys: list[str] = []
         names = list(columns) if columns is not None else self.column_names
         values: dict[str, list[Any]] = {name: [] for name in names}
-        for batch in self.batches(columns, start=start, stop=stop):
-            keys += batch.keys
+
+        def form(batch: RowBatch) -> tuple[list[str], dict[str, list[Any]]]:
+            found = {name: bridge.column_to_values(item) for name, item in batch.columns.items()}
+            return batch.keys, found
+
+        for some, found in self._each(form, columns, start, stop):
+            keys += some
             for name in names:
-                column = batch.columns.get(name)
-                values[name] += (
-                    [MISSING] * len(batch.keys)
-                    if column is None
-                    else bridge.column_to_values(column)
-                )
+                values[name] += found.get(name) or [MISSING] * len(some)
         return keys, values
 
     def segments(self) -> list[SegmentReader]:
@@ -213,6 +229,15 @@ class TableReader:
 
 
 def _read(
-    item: SegmentReader, number: int, chosen: Any, columns: Sequence[str] | None, keys: list[str]
-) -> RowBatch:
-    return RowBatch(keys, item.read(number, chosen, columns))
+    form: Callable[[RowBatch], T],
+    item: SegmentReader,
+    number: int,
+    chosen: Any,
+    columns: Sequence[str] | None,
+    keys: list[str],
+) -> T:
+    return form(RowBatch(keys, item.read(number, chosen, columns)))
+
+
+def _as_it_is(batch: RowBatch) -> RowBatch:
+    return batch

@@ -5,11 +5,13 @@ from pathlib import Path
 
 from snapfmt.storage.base import Buffer
 from snapfmt.storage.faults import typed, workspace_gone
-from snapfmt.storage.posix import fsync_file, write_all
+from snapfmt.storage.posix import begin_writeback, fsync_file, write_all
 
 JOURNAL = "journal"
 BUFFER = 256 * 1024
 """Bytes that are written at once, at least."""
+WRITE_BEHIND = 8 * 1024 * 1024
+"""Bytes after which the kernel is asked to begin with the disk, so that little is left to fsync."""
 
 
 class LocalSink:
@@ -20,6 +22,7 @@ class LocalSink:
         self._workspace = workspace
         self._path = workspace / f"{name}.tmp"
         self._buffer, self._filled = bytearray(BUFFER), 0
+        self._size = self._begun = 0
         try:
             flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
             self._descriptor = os.open(self._path, flags, 0o644)
@@ -45,6 +48,10 @@ class LocalSink:
     def _write(self, data: Buffer) -> None:
         try:
             write_all(self._descriptor, data)
+            self._size += len(data)
+            if self._size - self._begun >= WRITE_BEHIND:
+                begin_writeback(self._descriptor, self._begun, self._size - self._begun)
+                self._begun = self._size
         except OSError as error:
             raise typed(error, str(self._path)) from error
 

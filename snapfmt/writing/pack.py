@@ -21,10 +21,6 @@ FINISHING = 2
 """Packs that are being synced or uploaded while the next one is written."""
 
 
-Pieces = tuple[digest.Buffer, ...]
-"""Bytes that follow one another, handed over at once."""
-
-
 @dataclass(slots=True)
 class PackRef:
     """A pack whose digest becomes known when it is closed."""
@@ -66,7 +62,7 @@ class PackWriter:
     keys: list[str] = field(default_factory=list)
     stored_bytes: int = 0
     _open: _OpenPack | None = None
-    _queue: "queue.Queue[tuple[_OpenPack, Pieces | None] | None]" = field(
+    _queue: "queue.Queue[tuple[_OpenPack, digest.Buffer | None] | None]" = field(
         default_factory=queue.Queue
     )
     _room: threading.Semaphore = field(
@@ -94,12 +90,12 @@ class PackWriter:
         self._interrupt = interrupt
         self._busy = interrupt is None
         current = self._current()
-        self._put(current, (bytes(pack.padding(current.size)),))
+        self._put(current, bytes(pack.padding(current.size)))
         return current.size
 
-    def write(self, *pieces: digest.Buffer) -> None:
+    def write(self, data: digest.Buffer) -> None:
         """Append bytes to the entry that was begun."""
-        self._put(self._current(), pieces)
+        self._put(self._current(), data)
 
     def end(self, begin: int) -> Extent:
         """Finish the entry that began at `begin`; may close the pack."""
@@ -181,19 +177,19 @@ class PackWriter:
             self._count += 1
             sink = self.store.sink(self.workspace, f"{self._prefix()}-pack")
             self._open = _OpenPack(PackRef(), sink, digest.new_hash())
-            self._put(self._open, (pack.header(self.attempt_id, secrets.token_hex(16)),))
+            self._put(self._open, pack.header(self.attempt_id, secrets.token_hex(16)))
         return self._open
 
-    def _put(self, target: _OpenPack, pieces: Pieces) -> None:
+    def _put(self, target: _OpenPack, data: digest.Buffer) -> None:
         try:
-            self._enqueue(target, pieces)
+            self._enqueue(target, data)
         except BaseException as error:
             # Whether the bytes will be written is not known, so no offset after them is.
             self.fail(error)
             raise
 
-    def _enqueue(self, target: _OpenPack, pieces: Pieces) -> None:
-        size = sum(map(len, pieces))
+    def _enqueue(self, target: _OpenPack, data: digest.Buffer) -> None:
+        size = len(data)
         if size == 0:
             return
         if self._thread is None:
@@ -203,7 +199,7 @@ class PackWriter:
             self._thread.start()
         for _ in range(_cost(size)):
             self._room.acquire()
-        self._queue.put((target, pieces))
+        self._queue.put((target, data))
         target.size += size
 
     def _close_pack(self) -> None:
@@ -233,26 +229,25 @@ class PackWriter:
 
     def _run(self) -> None:
         while (item := self._queue.get()) is not None:
-            target, pieces = item
+            target, data = item
             try:
                 if self._failure is None:
-                    self._handle(target, pieces)
+                    self._handle(target, data)
             except BaseException as error:  # noqa: BLE001 - handed to the caller's thread
                 self._failure = self._failure or error
                 # The first error counts; a thread that dies here would leave the caller waiting.
                 with contextlib.suppress(BaseException):
                     target.sink.discard()
             finally:
-                if pieces is not None:
-                    self._room.release(_cost(sum(map(len, pieces))))
+                if data is not None:
+                    self._room.release(_cost(len(data)))
                 self._queue.task_done()
         self._queue.task_done()
 
-    def _handle(self, target: _OpenPack, pieces: Pieces | None) -> None:
-        if pieces is not None:
-            for piece in pieces:
-                target.running.update(piece)
-                target.sink.write(piece)
+    def _handle(self, target: _OpenPack, data: digest.Buffer | None) -> None:
+        if data is not None:
+            target.running.update(data)
+            target.sink.write(data)
             return
         target.ref.digest = digest.TAG + target.running.hexdigest()
         if self._pool is None:

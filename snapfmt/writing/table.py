@@ -198,6 +198,12 @@ class TableWriter:
             size = int(limits[stop - 1]) - base
             self._wait(cells, piece, size)
             start = stop
+        if (waiting := self._waiting.get(cells)) and order:
+            # What was handed over will be encoded before `append` returns; this will not.
+            waiting[-1] = [
+                (name, column.copy() if isinstance(picked.get(name), WHOLE) else column)
+                for name, column in waiting[-1]
+            ]
 
     def _wait(self, cells: Types, piece: Rows, size: int) -> None:
         held = self._waiting_bytes.get(cells, 0) + size
@@ -299,9 +305,8 @@ class TableWriter:
 
     def _write(self, current: _OpenSegment, batch: Rows, encoded: segment.EncodedBatch) -> None:
         current.index.add(encoded, current.position)
-        pieces = (piece for chunk in encoded.chunks for piece in chunk.pieces)
-        self._packs.write(encoded.header, *pieces)
-        current.position += len(encoded.header) + sum(chunk.size for chunk in encoded.chunks)
+        self._packs.write(encoded.data)
+        current.position += len(encoded.data)
         current.keys.append(
             chunks.to_arrow("key", batch[0][1], chunks.physical_full(batch[0][1].signature))[0]
         )

@@ -305,8 +305,13 @@ WRITING = (
     ),
     Mutant(
         "pack-alignment", "writing/pack.py",
-        "        self._put(current, (bytes(pack.padding(current.size)),))\n", "",
+        "        self._put(current, bytes(pack.padding(current.size)))\n", "",
         ("tests/conformance/test_golden.py",),
+    ),
+    Mutant(
+        "table-rest-shared", "writing/table.py",
+        "(name, column.copy() if isinstance(picked.get(name), WHOLE) else column)",
+        "(name, column)", ("tests/unit/test_cells_torch.py", "-k", "overwritten"),
     ),
     Mutant(
         "part-sync", "writing/part.py",

@@ -336,6 +336,27 @@ def test_what_was_appended_may_be_overwritten(repository: Repository) -> None:
     assert [reader.row_torch(key)["y"].tolist() for key in "ab"] == [[0, 1], [2, 3]]
 
 
+def test_many_batches_may_be_overwritten(repository: Repository) -> None:
+    """Neither a batch that was handed over nor the rest that waits is read again later."""
+    generator = torch.Generator().manual_seed(1)
+    noise = torch.randint(-(2**62), 2**62, (50, 8192), generator=generator)
+    small = torch.arange(50 * 8192).reshape(50, 8192)
+    columns = {"noise": noise, "small": small, "frozen": noise.numpy().copy()}
+    before = {name: torch.as_tensor(value).clone() for name, value in columns.items()}
+    keys = [f"k{row}" for row in range(50)]
+    with repository.begin() as attempt, attempt.part("p") as part:
+        table = part.table("t")
+        table.append(keys, columns)
+        for value in columns.values():
+            value[:] = 0
+        table.close()
+        attempt.publish([part.seal()])
+    found, back = repository.snapshot().table("t").to_torch()
+    assert found == keys
+    for name, value in before.items():
+        assert torch.equal(torch.stack(list(map(torch.as_tensor, back[name]))), value), name
+
+
 def torch_values() -> Any:
     return importlib.import_module("snapfmt.adapters.torch_values")
 
