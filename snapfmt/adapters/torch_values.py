@@ -157,32 +157,31 @@ def column_to_values(column: Column) -> list[Any]:
         return [column.value(row) for row in range(column.rows)]
     dtype = dtype_of(signature.dtype)
     bits = column.values
-    if signature.dtype == "bool":
-        bits = bits.view(np.bool_)
-    elif signature.dtype not in _JOINED_AS_THEY_ARE or dtype is torch.bfloat16:
+    if signature.dtype not in _JOINED_AS_THEY_ARE or dtype in (torch.bfloat16, torch.bool):
         bits = bits.view(f"i{bits.itemsize}" if bits.itemsize > 1 else "u1")
-    # Slices are copied by numpy, which takes half of torch's time for it.
-    rows = list(map(torch.from_numpy, _copies(column, bits)))
-    if rows and rows[0].dtype != dtype:
+    # Slices are copied by numpy, which takes half of torch's time for it; but what comes from an
+    # empty one has not the strides of a new tensor.
+    rows = [
+        torch.from_numpy(piece) if piece.size else torch.empty(0, dtype=dtype)
+        for piece in _copies(column, bits)
+    ]
+    if torch.from_numpy(np.empty(0, bits.dtype)).dtype != dtype:
         rows = [row.view(dtype) for row in rows]
+    if signature.ndim > 1:
+        rows = [row.reshape(column.shape(number)) for number, row in enumerate(rows)]
     if column.present is None:
         return rows
     return [row if there else MISSING for row, there in zip(rows, column.present, strict=True)]
 
 
 def _copies(column: Column, bits: npt.NDArray[Any]) -> list[npt.NDArray[Any]]:
-    """Every row's elements in its shape; what stands for a missing row is empty."""
-    ndim = column.signature.ndim
-    if ndim == 0 and column.present is None:
+    """Every row's elements, flat but for scalars; what stands for a missing row is empty."""
+    if column.signature.ndim == 0 and column.present is None:
         return list(map(np.array, bits))
-    bounds = column.offsets.tolist()
-    pieces = [bits[low:high].copy() for low, high in pairwise(bounds)]
-    if ndim == 1:
+    pieces = [bits[low:high].copy() for low, high in pairwise(column.offsets.tolist())]
+    if column.signature.ndim:
         return pieces
-    return [
-        piece.reshape(column.shape(row)) if piece.size or ndim else piece
-        for row, piece in enumerate(pieces)
-    ]
+    return [piece.reshape(()) if piece.size else piece for piece in pieces]
 
 
 def rows_of(batch: torch.Tensor) -> list[torch.Tensor] | Batch | Ragged:

@@ -336,6 +336,17 @@ def test_what_was_appended_may_be_overwritten(repository: Repository) -> None:
     assert [reader.row_torch(key)["y"].tolist() for key in "ab"] == [[0, 1], [2, 3]]
 
 
+@pytest.mark.parametrize("shape", [(0,), (3, 0), (0, 3), (1, 0, 2), (1, 1), (2, 3, 1)])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.int64, torch.bool, torch.uint8])
+def test_a_tensor_comes_back_with_the_strides_of_a_new_one(
+    stored: Stored, shape: tuple[int, ...], dtype: torch.dtype
+) -> None:
+    new = torch.empty(shape, dtype=dtype)
+    back, other = stored({"x": [new, torch.zeros_like(new)]}).to_torch()[1]["x"]
+    assert back.stride() == other.stride() == new.stride()
+    assert torch.equal(back.view(torch.uint8), new.view(torch.uint8))
+
+
 def test_many_batches_may_be_overwritten(repository: Repository) -> None:
     """Neither a batch that was handed over nor the rest that waits is read again later."""
     generator = torch.Generator().manual_seed(1)

@@ -1,9 +1,9 @@
 """What runs inside a storage unit: the cut, the writer of its rows, the loader of its rows."""
 
 import math
-from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from importlib import import_module
 from typing import Any
 
@@ -18,10 +18,11 @@ from snapfmt.adapters.transfer_queue.state import Counts, UnitPlan
 from snapfmt.adapters.transfer_queue.unit_rows import UnitCut, Written, write_rows
 from snapfmt.errors import CutInconsistent, FormatError, RestoreRefused
 from snapfmt.format.columns import MISSING, Column
+from snapfmt.reading.pooled import in_order
+from snapfmt.reading.segment import SegmentReader
 
 MUTATORS = ("put_data", "clear", "load_checkpoint")
 """Methods of a unit's storage that change it. Reads pass at any time."""
-_READERS = 2
 _ABSENT = object()
 
 
@@ -155,7 +156,6 @@ def clear_rows(data: Any) -> None:
 
 
 def _load(data: Any, request: LoadRequest, position: int, check: Callable[[], None]) -> Counts:
-    from snapfmt.adapters.torch_values import column_to_values
     from snapfmt.repository import Repository
 
     snapshot = Repository.open(request.location).snapshot(request.number)
@@ -163,31 +163,27 @@ def _load(data: Any, request: LoadRequest, position: int, check: Callable[[], No
     step = math.gcd(request.saved_units, request.units)
     # A row of saved unit u has an index of u modulo saved_units, so only these can hold ours.
     sources = [unit for unit in range(request.saved_units) if unit % step == position % step]
-    with ThreadPoolExecutor(_READERS, thread_name_prefix="snapfmt-read") as pool:
-        for source in sources:
-            part = snapshot.part(names.unit_part(request.prefix, source))
-            for partition, table in request.tables:
-                if f"rows/{table}" not in part.table_names():
+    for source in sources:
+        part = snapshot.part(names.unit_part(request.prefix, source))
+        for partition, table in request.tables:
+            if f"rows/{table}" not in part.table_names():
+                continue
+            batches = in_order(
+                partial(_read, segment, number, chosen, position, request.units)
+                for segment in part.table(f"rows/{table}").segments()
+                for number, chosen in segment.plan(0, segment.rows)
+            )
+            for indexes, columns in batches:
+                check()
+                if not len(indexes):
                     continue
-                batches = part.table(f"rows/{table}").segments()
-                tasks = [
-                    (segment, number, chosen)
-                    for segment in batches
-                    for number, chosen in segment.plan(0, segment.rows)
-                ]
-                for columns in _ahead(pool, tasks, position, request.units):
-                    check()
-                    indexes = _indexes(columns.pop(names.INDEX_COLUMN, None), table)
-                    if not len(indexes):
-                        continue
-                    fields = list(columns)
-                    produced = np.ones((len(indexes), len(fields)), np.bool_)
-                    for column, name in enumerate(fields):
-                        values = column_to_values(columns[name])
-                        there = [value is not MISSING for value in values]
-                        produced[:, column] = there
-                        _put(data, name, indexes[there].tolist(), values)
-                    counts.add(partition, fields, produced)
+                fields = list(columns)
+                produced = np.ones((len(indexes), len(fields)), np.bool_)
+                for column, name in enumerate(fields):
+                    there = [value is not MISSING for value in columns[name]]
+                    produced[:, column] = there
+                    _put(data, name, indexes[there].tolist(), columns[name])
+                counts.add(partition, fields, produced)
     return counts
 
 
@@ -204,36 +200,26 @@ def _put(data: Any, name: str, indexes: list[int], values: list[Any]) -> None:
         ) from error
 
 
-def _ahead(
-    pool: ThreadPoolExecutor, tasks: list[Any], position: int, units: int
-) -> Iterator[dict[str, Column]]:
-    """Columns of this unit's rows, batch by batch, read and verified ahead."""
-    flight = [pool.submit(_read, task, position, units) for task in tasks[: 2 * _READERS]]
-    for number in range(len(tasks)):
-        columns = flight.pop(0).result()
-        following = number + 2 * _READERS
-        if following < len(tasks):
-            flight.append(pool.submit(_read, tasks[following], position, units))
-        if columns:
-            yield columns
+def _read(
+    segment: SegmentReader, number: int, chosen: Any, position: int, units: int
+) -> tuple[Any, dict[str, list[Any]]]:
+    """Indexes and values of this unit's rows of one batch; reads the others' indexes only."""
+    from snapfmt.adapters.torch_values import column_to_values
 
-
-def _read(task: tuple[Any, int, Any], position: int, units: int) -> dict[str, Column]:
-    """This unit's rows of one batch; the other columns are read only if there are any."""
-    segment, number, chosen = task
-    found: dict[str, Column] = segment.read(number, chosen, [names.INDEX_COLUMN])
-    wanted = _indexes(found.get(names.INDEX_COLUMN), "batch") % units == position
+    found = segment.read(number, chosen, [names.INDEX_COLUMN])
+    wanted = _indexes(found.get(names.INDEX_COLUMN)) % units == position
     if not wanted.any():
-        return {}
+        return (), {}
     if isinstance(chosen, slice):
         chosen = chosen if wanted.all() else np.flatnonzero(wanted) + chosen.start
     else:
         chosen = chosen[wanted]
-    read: dict[str, Column] = segment.read(number, chosen)
-    return read
+    columns = segment.read(number, chosen)
+    indexes = _indexes(columns.pop(names.INDEX_COLUMN, None))
+    return indexes, {name: column_to_values(column) for name, column in columns.items()}
 
 
-def _indexes(column: Column | None, what: str) -> Any:
+def _indexes(column: Column | None) -> Any:
     if column is None or column.signature.dtype != "int64" or column.present is not None:
-        raise FormatError("rows without a global index", what=what)
+        raise FormatError("rows without a global index", what=names.INDEX_COLUMN)
     return column.values.view(np.int64)
