@@ -4,6 +4,7 @@ from typing import Annotated, Any, ClassVar, Final, Literal, Self
 
 from pydantic import Field, model_validator
 
+from snapfmt_coordinator.gym.preparing import INTERRUPT_AFTER
 from snapfmt_coordinator.loop.state import Run
 from snapfmt_coordinator.loop.trip import STEPS, is_step
 from snapfmt_schemas._base import Record
@@ -48,6 +49,15 @@ class LoopConfig(Record):
     max_consecutive_failures: Positive = 3
     keep_latest: Positive = 2
     prepare_timeout_s: Seconds = 60.0
+    interrupt_after: Annotated[
+        float | None,
+        Field(
+            ge=0,
+            lt=1,
+            description="Share of the time to prepare after which model calls that still generate "
+            "are ended, to be made again after the resume. Null: they are waited for.",
+        ),
+    ] = INTERRUPT_AFTER
     lease_grace_s: Annotated[Seconds, Field(description="Of the Gym servers.")] = 600.0
 
     stop_at: Annotated[
@@ -103,6 +113,7 @@ class GymConfig(Record):
     tools: Items[Tool]
     tool_s: Seconds
     rollout_limit_s: Seconds
+    interrupt_after: float | None
 
     def task_of(self, run: Run) -> dict[str, Any]:
         """The task of a rollout; the same for all its runs."""

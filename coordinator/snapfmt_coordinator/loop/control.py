@@ -42,7 +42,7 @@ class Control:
         self.durable_step = BOOTSTRAP
         self.committing = False
         self.over: list[Execution] = []
-        """Runs that are over, for Gym to retire: acknowledged, or given up by a restore."""
+        """Runs that are over, for Gym to retire: acknowledged, failed, or given up by a restore."""
         self.restarted: tuple[Run, ...] = ()
         """Runs that a restore gave to unfinished rollouts."""
         self.continued: frozenset[str] = frozenset()
@@ -77,6 +77,13 @@ class Control:
             for item in done
         ]
         self.changed.tell()
+
+    def failed(self, run: Run) -> Run:
+        """A run is given up, here and by Gym; its rollout's next run."""
+        following = self.state.fail(run)
+        self.over.append(Execution(rollout_id=run.rollout_id, attempt_index=run.attempt_index))
+        self.changed.tell()
+        return following
 
     def cut(self) -> CutState:
         """The state by reference; under the barrier.

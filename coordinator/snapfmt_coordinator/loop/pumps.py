@@ -62,7 +62,7 @@ class RolloutPump:
         except ParticipantFailed as error:
             _log.warning("run %s failed: %s", run.key, error)
             async with hub.mutation("recovery_retries", activity.ROLLOUT_PUMP):
-                return state.fail(run)
+                return hub.control.failed(run)
         async with hub.mutation("sibling_seals", activity.ROLLOUT_PUMP):
             state.adopt(run, finished)
         hub.control.changed.tell()

@@ -42,7 +42,7 @@ class NemoGymActor:
     def __init__(self, config: GymConfig, token: str) -> None:
         self._config = config
         addresses = [ServerAddress(server.name, server.url) for server in config.servers]
-        self._side = GymSide(addresses, token=token)
+        self._side = GymSide(addresses, token=token, interrupt_after=config.interrupt_after)
         self._log = activity.ActivityLog()
         self._clock = PausableClock()
         self._open = asyncio.Event()
@@ -71,6 +71,7 @@ class NemoGymActor:
             try:
                 await self._side.retire([gone])
             except SnapfmtError as second:
+                # The caller's pump goes on trying.
                 error.add_note(f"and it could not be retired: {second}")
             raise
 

@@ -237,6 +237,7 @@ class _Running:
             tools=config.tools,
             tool_s=config.tool_s,
             rollout_limit_s=config.rollout_limit_s,
+            interrupt_after=config.interrupt_after,
         )
         self._gym = _remote(NemoGymActor)(gym, self._token)
         handles = Handles(

@@ -65,6 +65,7 @@ class World:
         self.durable: list[int] = []
         self.version = 0
         self.failing: Counter[str] = Counter()
+        self.failed: list[str] = []
         self.refusals = 0
         self.writing: asyncio.Event | None = None
         """Trainer checkpoints wait for it."""
@@ -80,6 +81,7 @@ class World:
         await asyncio.sleep(0.001)
         if self.failing[run.rollout_id]:
             self.failing[run.rollout_id] -= 1
+            self.failed.append(run.key)
             raise ParticipantFailed("it died", what=run.key)
         return result(run)
 
@@ -101,7 +103,8 @@ class World:
             self.refusals -= 1
             raise ControlRefused("not now", reason="internal_error")
         for one in executions:
-            assert capture_key(one.rollout_id, one.attempt_index) in self.acknowledged
+            key = capture_key(one.rollout_id, one.attempt_index)
+            assert key in self.acknowledged or key in self.failed
             self.retired.append(one)
 
     # Finalizer
@@ -212,6 +215,8 @@ def test_a_run_that_fails_is_sent_again_with_the_next_number() -> None:
         assert numbers == [0, 1, 2]
         assert world.acknowledged.count(f"{probe.rollout_id}-a2") == 1
         assert probe.key not in world.acknowledged
+        retired = {capture_key(one.rollout_id, one.attempt_index) for one in world.retired}
+        assert {probe.key, f"{probe.rollout_id}-a1"} <= retired
 
     asyncio.run(body())
 
