@@ -8,6 +8,7 @@ from functools import partial
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from snapfmt.errors import CorruptObject, FormatError
 from snapfmt.format import arrow_stream, batch_index, chunks, digest
@@ -92,6 +93,12 @@ class SegmentReader:
     def keys(self) -> list[str]:
         """Keys of the live rows, in order."""
         found: list[str] = self.key_column.to_pylist()
+        return found
+
+    def find(self, key: str) -> list[int]:
+        """Positions of a key among the live rows; at most one in a table that keeps the rules."""
+        same = pc.equal(self.key_column, pa.scalar(key, pa.large_string()))
+        found: list[int] = pc.indices_nonzero(same).to_pylist()
         return found
 
     @lazy

@@ -9,13 +9,16 @@ import pyarrow as pa
 
 from snapfmt.errors import FormatError, NoMatch, RefusedError
 from snapfmt.format import arrow_stream, chunks
-from snapfmt.format.columns import MISSING, Column
+from snapfmt.format.columns import MISSING, Column, is_utf8
 from snapfmt.reading.lazy import lazy
 from snapfmt.reading.pooled import in_order
 from snapfmt.reading.segment import RowBatch, SegmentReader
 from snapfmt.reading.source import Source
 
 T = TypeVar("T")
+
+FEW_KEYS = 16
+"""Keys that are looked for one by one before a map of all keys is made."""
 
 
 class TableReader:
@@ -25,6 +28,7 @@ class TableReader:
         self.name = name
         self._source = source
         self._segments = list(segments)
+        self._asked = 0
 
     @property
     def num_rows(self) -> int:
@@ -71,12 +75,27 @@ class TableReader:
                 places[key] = (number, row)
         return places
 
+    def _find(self, key: object) -> tuple[int, int] | None:
+        """Segment and row of a key: for a few keys by looking, for many by a map of all."""
+        if not isinstance(key, str) or not is_utf8(key):
+            return None
+        self._asked += 1
+        if self._asked > FEW_KEYS:
+            return self._places.get(key)
+        self._gather()
+        found = [
+            (number, row) for number, item in enumerate(self._segments) for row in item.find(key)
+        ]
+        if len(found) > 1:
+            raise FormatError(f"key {key!r} comes twice", what=self.name)
+        return found[0] if found else None
+
     def _gather(self) -> None:
         """Keys and batch indexes of all segments; they lie next to one another."""
         self._source.gather(place for item in self._segments for place in item.index_places())
 
     def __contains__(self, key: object) -> bool:
-        return key in self._places
+        return self._find(key) is not None
 
     def batches(
         self, columns: Sequence[str] | None = None, *, start: int = 0, stop: int | None = None
@@ -164,7 +183,7 @@ class TableReader:
 
     def _row(self, key: str, columns: Sequence[str] | None) -> dict[str, Column]:
         self._check(columns)
-        place = self._places.get(key)
+        place = self._find(key)
         if place is None:
             raise NoMatch(f"table {self.name} has no such row", what=key)
         item = self._segments[place[0]]

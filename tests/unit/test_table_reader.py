@@ -244,3 +244,52 @@ def test_an_unknown_table_names_the_known_ones(location: Path) -> None:
         snapshot.part("a").table("u")
     with pytest.raises(NoMatch, match="a, b"):
         snapshot.part("c")
+
+
+def test_few_keys_are_found_without_a_map_of_all(location: Path) -> None:
+    reader = Repository.open(location).snapshot().table("t")
+    for key in ("k0", "k249", "k250", "k499"):
+        assert reader.row(key, ["id"])["id"] == int(key[1:])
+    assert "k" not in reader
+    assert "k500" not in reader
+    assert "\ud800" not in reader
+    assert 7 not in reader
+    assert "_places" not in reader.__dict__
+    assert all(f"k{row}" in reader for row in range(ROWS))
+    assert "_places" in reader.__dict__
+    assert reader.row("k499", ["id"])["id"] == 499
+    assert "k500" not in reader
+
+
+def test_a_key_of_a_row_that_was_dropped_is_not_found(tmp_path: Path) -> None:
+    repository = Repository.create(tmp_path)
+    for number in range(2):
+        attempt = repository.begin(base=number or None)
+        part = attempt.part("p")
+        with part.table("t") as table:
+            if number:
+                table.carry(0, np.array([False, True, True]))
+            else:
+                table.append(["a", "b", "c"], {"n": [np.int64(row) for row in range(3)]})
+        attempt.publish([part.seal()])
+    reader = repository.snapshot().table("t")
+    assert "a" not in reader
+    assert (reader.row("b")["n"], reader.row("c")["n"]) == (1, 2)
+
+
+@pytest.mark.parametrize("before", [0, 100])
+def test_a_key_that_comes_twice_is_refused_however_it_is_looked_for(
+    tmp_path: Path, before: int
+) -> None:
+    repository = Repository.create(tmp_path)
+    attempt = repository.begin()
+    receipts = []
+    for name, keys in (("a", ["x", "y"]), ("b", ["y", "z"])):
+        part = attempt.part(name)
+        with part.table("t") as table:
+            table.append(keys, {"n": [np.int64(1), np.int64(2)]})
+        receipts.append(part.seal())
+    attempt.publish(receipts)
+    reader = repository.snapshot().table("t")
+    with pytest.raises(FormatError, match="'y' comes twice"):
+        all(key not in reader for key in ["q"] * before + ["y"])
