@@ -23,6 +23,13 @@ LOSSES = 10_000
 """That a manifest lists; the report has all."""
 
 
+def tidy(pieces: Repository) -> None:
+    """Remove what an earlier try left that was killed."""
+    for attempt_id in over(pieces.store, pieces.limits):
+        # Nothing but a repair of the same source writes here, so that no name need be closed.
+        reclaim(pieces.store, attempt_id, by_owner=True)
+
+
 def salvage(pieces: Repository, snapshot: Snapshot, survey: Survey) -> bool:
     """Write what is good of a damaged snapshot under its number; returns whether this wrote it.
 
@@ -72,9 +79,6 @@ def _said(original: Manifest, losses: list[Loss]) -> dict[str, Any]:
 def _begin(store: Store, number: int, owner: str, limits: Limits) -> Attempt:
     """A save of its own: `Repository.begin` refuses here, as anybody else's save is to be."""
     store.prepare()
-    for attempt_id in over(store, limits):
-        # Nothing but a repair of the same source writes here, so the name need not be closed.
-        reclaim(store, attempt_id, by_owner=True)
     lease = new_lease(number, base=None, seconds=LEASE_SECONDS)
     store.create(layout.lease_key(lease.attempt_id), canonical.encode(lease))
     store.open_workspace(

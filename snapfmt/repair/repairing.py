@@ -18,13 +18,14 @@ from snapfmt.limits import DEFAULT_LIMITS, Limits
 from snapfmt.reading.snapshot import Snapshot
 from snapfmt.reading.verify import Progress, verify
 from snapfmt.repair.gathered import Gathered
-from snapfmt.repair.pieces import FEATURES, salvage
+from snapfmt.repair.pieces import FEATURES, salvage, tidy
 from snapfmt.repair.places import Known, Place, check_apart, look, open_place
 from snapfmt.repair.report import Loss, RepairReport, SnapshotRepair
 from snapfmt.repair.survey import survey
 from snapfmt.repository import Repository
 from snapfmt.storage.base import CLOSED, Store
 from snapfmt.transfer.checks import check_call, check_whole
+from snapfmt.transfer.claim import sweep
 from snapfmt.transfer.copying import CopyReport, copy_snapshot
 from snapfmt.transfer.ground import Ground
 from snapfmt.transfer.sides import at
@@ -126,6 +127,7 @@ class _Repair:
         if pieces is not None and harmed:
             with at("target"):
                 place = pieces.open(self._limits)
+                tidy(place)
             report.pieces = place.location
         for number, findings in harmed.items():
             self._results[number] = self._damaged(number, findings, place)
@@ -154,6 +156,7 @@ class _Repair:
         """The new repository, or one that was begun and that nobody saved into since."""
         with at("target"):
             target = place.open(self._limits)
+            sweep(target)
             if strange := set(target.numbers()) - set(whole):
                 raise RefusedError(
                     "the target has snapshots that this repair does not make",
