@@ -1,6 +1,7 @@
 """A damaged repository becomes a new one with all that is whole, and every loss is told."""
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -27,9 +28,11 @@ from snapfmt.storage.objects import ObjectStore
 from snapfmt.testing.corruption import Tree, flip, swap, truncate
 from snapfmt.testing.forgery import seal
 from snapfmt.testing.samples import RECIPE, all_contents, contents, save, save_on
-from snapfmt.testing.stores import WrappedStore
+from snapfmt.testing.stores import FaultyStore, WrappedStore
 from snapfmt.transfer import copy_snapshot, open_target
+from snapfmt.writing import lease
 from snapfmt.writing import table as table_module
+from snapfmt.writing.attempt import Attempt
 from snapfmt_schemas.part import Location, Segment
 
 Saved = dict[int, dict[str, Any]]
@@ -157,15 +160,16 @@ def test_what_two_copies_have_together_is_whole(
     for number in (1, 2, 3):
         copy_snapshot(source, tier, number)
     packs(source, 1, "rl/tq/train")[0].unlink()
+    spoil(source, segment(source, 2).data, 600)
     truncate(packs(tier, 1, "gym/agent/a")[0], 90)
     truncate(at(tier, layout.manifest_key(3)), 100)
     alone = repair(source.location, tmp_path / "alone")
-    assert alone.whole == [2]
+    assert alone.whole == []
     before = [Tree.take(Path(item.location)).files for item in (source, tier)]
     report = repair(source.location, new, also=[tier.location])
     assert report.ok
     assert report.others == []
-    assert [item.moved for item in report.snapshots] == [1, 0, 1]
+    assert [item.moved for item in report.snapshots] == [1, 1, 1]
     same(new, saved, [1, 2, 3])
     assert [Tree.take(Path(item.location)).files for item in (source, tier)] == before
 
@@ -458,13 +462,26 @@ def test_a_sector_that_cannot_be_read(
 
 
 def test_an_outage_is_no_damage(source: Repository, new: Path, tmp_path: Path) -> None:
+    """Neither one that is over at the next request."""
+
     class Away(WrappedStore):
+        asked = 0
+
         def get_range(self, key: str, offset: int, size: int) -> bytes:
-            raise StorageUnavailable("no answer", what=key)
+            type(self).asked += 1
+            if type(self).asked == 1:
+                raise StorageUnavailable("no answer", what=key)
+            return self.inner.get_range(key, offset, size)
 
     away: Any = Away(LocalStore(Path(source.location)))
     with pytest.raises(StorageUnavailable):
         repair(away, new, pieces=tmp_path / "pieces")
+    shutil.copytree(source.location, tmp_path / "copy")
+    packs(source, 2, "gym/agent/a")[0].unlink()
+    away = Away(LocalStore(tmp_path / "copy"))
+    Away.asked = 0
+    with pytest.raises(StorageUnavailable):
+        repair(source.location, new, also=[away], pieces=tmp_path / "pieces")
     assert not new.exists()
     assert not (tmp_path / "pieces").exists()
 
@@ -583,3 +600,61 @@ def test_from_a_bucket_and_into_one(source: Repository, saved: Saved) -> None:
     assert found.snapshot(2).part_names() == ["gym/agent/a"]
     loss = report.snapshots[1].losses[0]
     assert loss == Loss("rows", "rl/tq/train", "rows/train", 3, loss.reason)
+
+
+def test_pieces_killed_in_a_bucket(
+    source: Repository, new: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No name is closed by the next try, which needs the same one."""
+    client = MemoryClient()
+    flip(packs(source, 2, "gym/agent/a")[0], 66)
+    killed: Any = FaultyStore(ObjectStore(client), errors={"publish": StorageError("killed")})
+    with monkeypatch.context() as patch:
+        # What a process leaves that dies here.
+        patch.setattr(Attempt, "abandon", lambda _: None)
+        with pytest.raises(StorageError, match="killed"):
+            repair(source.location, new, pieces=killed)
+    monkeypatch.setattr(lease, "is_dead", lambda _: True)
+    report = repair(source.location, new, pieces=ObjectStore(client))
+    assert report.snapshots[1].written
+    found = Repository.open(ObjectStore(client), salvage=True)
+    assert found.numbers() == [2]
+    assert found.verify().findings == []
+
+
+def test_the_longest_of_damaged_copies_is_used(
+    source: Repository, new: Path, tmp_path: Path
+) -> None:
+    tier = open_target(tmp_path / "tier", source)
+    copy_snapshot(source, tier, 2)
+    (pack,) = packs(source, 2, "gym/agent/a")
+    truncate(pack, 66)
+    flip(at(tier, str(pack.relative_to(source.location))), 66)
+    report = repair(source.location, new, also=[tier.location])
+    assert losses(report, 2) == [("entry", "notes.txt", 1, ())]
+
+
+def test_a_manifest_of_another_repository(source: Repository, new: Path, tmp_path: Path) -> None:
+    other = Repository.create(tmp_path / "other")
+    save(other, value=1)
+    path = at(source, layout.manifest_key(1))
+    path.write_bytes(at(other, layout.manifest_key(1)).read_bytes())
+    report = repair(source.location, new)
+    assert (report.whole, report.numbers("lost")) == ([2, 3], [1])
+    assert "another repository" in report.snapshots[0].losses[0].reason
+
+
+def test_keys_that_repeat_are_given_out_once(tmp_path: Path, new: Path) -> None:
+    """Two parts wrote one key, which no save may do: nobody can say which row counts."""
+    source = Repository.create(tmp_path / "run")
+    with source.begin() as attempt:
+        receipts = []
+        for name in ("a", "b"):
+            part = attempt.part(name)
+            with part.table("t") as table:
+                table.append(["k", name], {"x": [1, 2]})
+            receipts.append(part.seal())
+        attempt.publish(receipts)
+    report = repair(source.location, new, pieces=tmp_path / "pieces")
+    assert losses(report, 1) == [("rows", "t", 2, ("k", "b"))]
+    assert pieces_of(tmp_path / "pieces").snapshot(1).table("t").keys() == ["k", "a"]
