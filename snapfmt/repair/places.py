@@ -5,6 +5,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
+from urllib.parse import parse_qs
 
 from snapfmt.errors import (
     FormatError,
@@ -46,21 +47,33 @@ def check_apart(kept: Sequence[Any], written: Sequence[Any]) -> None:
     given = [_path(item) for item in (*kept, *written)]
     for place, one in enumerate(given):
         for other in given[max(place + 1, len(kept)) :]:
-            if one == other or one.startswith(f"{other}/") or other.startswith(f"{one}/"):
+            if _meet(one, other):
                 raise InputError(
                     "source, other copies, target and pieces are places apart",
-                    what=other,
+                    what=other[1],
                     hint="choose another place for what is written",
                 )
 
 
-def _path(location: Any) -> str:
-    text = location.location if hasattr(location, "open_workspace") else os.fspath(location)
-    if not isinstance(text, str):
+def _meet(one: tuple[str, str], other: tuple[str, str]) -> bool:
+    """Whether one of two places is the other or within it; where that may be, it is."""
+    if one[0] and other[0] and one[0] != other[0]:
+        return False
+    first, second = f"{one[1]}/", f"{other[1]}/"
+    return first.startswith(second) or second.startswith(first)
+
+
+def _path(location: Any) -> tuple[str, str]:
+    """The server, where it is named, and the path there."""
+    text = location.location if hasattr(location, "open_workspace") else location
+    if not isinstance(text, (str, os.PathLike)):
         raise InputError("a location is a path or a URL as text", what=repr(text))
+    text = os.fspath(text)
     if "://" in text and not text.startswith("file://"):
-        return text.partition("?")[0].rstrip("/").replace("s3a://", "s3://", 1)
-    return os.path.realpath(text.removeprefix("file://"))
+        path, _, query = text.partition("?")
+        servers = parse_qs(query).get("endpoint_url", [""])
+        return servers[0], path.rstrip("/").replace("s3a://", "s3://", 1)
+    return "", os.path.realpath(text.removeprefix("file://"))
 
 
 @dataclass(slots=True)

@@ -15,6 +15,7 @@ from snapfmt.errors import (
 )
 from snapfmt.format import layout
 from snapfmt.limits import DEFAULT_LIMITS, Limits
+from snapfmt.reading import checks
 from snapfmt.reading.snapshot import Snapshot
 from snapfmt.reading.verify import Progress, verify
 from snapfmt.repair.gathered import Gathered
@@ -150,6 +151,10 @@ class _Repair:
         for item in [*audit.damage, *audit.unknown]:
             for number in item.snapshots:
                 found.setdefault(number, []).append(f"{item.rule}: {item.path}: {item.message}")
+        for number in [item for item in found if checks.was_retired(self._first, item)]:
+            # While it was looked at; what went with it is no damage.
+            del found[number], self._known.manifests[number]
+            self._known.retired = sorted([*self._known.retired, number])
         return {number: tuple(found[number]) for number in sorted(found)}
 
     def _target(self, place: Place, whole: list[int]) -> Repository:

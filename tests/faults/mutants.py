@@ -999,8 +999,8 @@ REPAIRING = (
     ),
     Mutant(
         "repair-apart", "repair/places.py",
-        "if one == other or one.startswith(f\"{other}/\") or other.startswith(f\"{one}/\"):",
-        "if one == other:", only(REPAIR, "apart"),
+        "return first.startswith(second) or second.startswith(first)", "return first == second",
+        only(REPAIR, "apart"),
     ),
     Mutant(
         "repair-links", "repair/places.py",
@@ -1009,6 +1009,10 @@ REPAIRING = (
     Mutant(
         "repair-retired", "repair/places.py",
         "        if number in retired:", "        if False:", only(REPAIR, "brought_back"),
+    ),
+    Mutant(
+        "repair-retired-meanwhile", "repair/repairing.py",
+        "if checks.was_retired(self._first, item)]", "if False]", only(REPAIR, "meanwhile"),
     ),
     Mutant(
         "repair-own-id", "repair/places.py",

@@ -22,13 +22,14 @@ from snapfmt.errors import (
 )
 from snapfmt.format import layout
 from snapfmt.repair import Loss, RepairReport, repair
+from snapfmt.repair.places import check_apart
 from snapfmt.storage.local import LocalStore
 from snapfmt.storage.memory import MemoryClient
 from snapfmt.storage.objects import ObjectStore
 from snapfmt.testing.corruption import Tree, flip, swap, truncate
 from snapfmt.testing.forgery import seal
 from snapfmt.testing.samples import RECIPE, all_contents, contents, save, save_on
-from snapfmt.testing.stores import FaultyStore, WrappedStore
+from snapfmt.testing.stores import FaultyStore, WrappedStore, watching
 from snapfmt.transfer import copy_snapshot, open_target
 from snapfmt.writing import lease
 from snapfmt.writing import table as table_module
@@ -252,6 +253,16 @@ def test_what_was_retired_is_not_brought_back(
     report = repair(source.location, new, also=[tier.location])
     assert (report.whole, report.retired, report.closed) == ([1, 2], [3], 4)
     assert report.ok
+    same(new, saved, [1, 2])
+
+
+def test_what_is_retired_meanwhile_is_no_damage(
+    source: Repository, saved: Saved, new: Path
+) -> None:
+    pack = packs(source, 3, "own/3")[0].name
+    store: Any = watching(source, "get_range", pack, lambda: source.retire(3)).store
+    report = repair(store, new)
+    assert (report.whole, report.retired, report.ok) == ([1, 2], [3], True)
     same(new, saved, [1, 2])
 
 
@@ -537,6 +548,11 @@ def test_places_are_apart(source: Repository, new: Path, tmp_path: Path) -> None
         repair(root, new, also=[new])
     with pytest.raises(InputError, match="apart"):
         repair("s3://bucket/run", "s3://bucket/run/new?anon=true")
+    check_apart([root, "s3://bucket/run"], [f"{root}-new", "s3://bucket/run2", "s3://other/run"])
+    here, there = (f"s3://b/run?endpoint_url=http://{host}" for host in ("here", "there"))
+    check_apart([here], [there])
+    with pytest.raises(InputError, match="apart"):
+        check_apart([here], ["s3a://b/run"])
 
 
 def test_a_target_that_was_saved_into_is_refused(source: Repository, new: Path) -> None:

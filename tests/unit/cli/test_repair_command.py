@@ -1,5 +1,6 @@
 """`snapfmt repair`: what it says, and how it ends."""
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from snapfmt.format import layout
 from snapfmt.testing.corruption import flip
 
 Snapfmt = Callable[..., Any]
+BLOCK = re.MULTILINE | re.DOTALL
 
 
 @pytest.fixture
@@ -86,3 +88,17 @@ def test_two_copies_together(snapfmt: Snapfmt, spoiled: str, tmp_path: Path) -> 
     assert missing.code == 4
     inside = snapfmt("repair", spoiled, f"{spoiled}/new")
     assert (inside.code, "apart" in inside.err) == (1, True)
+
+
+def test_the_commands_of_the_front_page(
+    snapfmt: Snapfmt, spoiled: str, root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(Path(spoiled).parent)
+    snapfmt("cp", "run7", "copy", "--snapshot", "1")
+    (block,) = re.findall(
+        r"^```bash title=\"a repair\"\n(.*?)^```$", (root / "README.md").read_text("utf-8"), BLOCK
+    )
+    lines = [line.partition("#")[0].split()[1:] for line in block.splitlines()]
+    assert [line[0] for line in lines] == ["verify", "repair", "show"]
+    codes = [snapfmt(*(w.replace("s3://bucket/run7", "copy") for w in line)).code for line in lines]
+    assert codes == [3, 3, 0]
