@@ -8,10 +8,11 @@ nothing may be lost at all.
 import shutil
 import tempfile
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import islice
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
@@ -206,6 +207,17 @@ def run_share(
             if at % (shares * stride) == place * stride:
                 bench.judge(damage, found, beside=found.tried % beside == 0)
     return found
+
+
+def sample(folder: Path, strides: Mapping[Kind, int]) -> list[Repairs]:
+    """One in so many of the damages of each kind, from its middle on; all on one repository."""
+    bench, tallies = Bench(folder), []
+    for kind, stride in strides.items():
+        found = Repairs(kind)
+        for damage in islice(damages(bench.files, kind), stride // 2, None, stride):
+            bench.judge(damage, found, beside=found.tried % 3 == 2)
+        tallies.append(found)
+    return tallies
 
 
 def run_all(

@@ -39,19 +39,26 @@ from snapfmt_schemas.part import Location, Segment
 Saved = dict[int, dict[str, Any]]
 
 
-@pytest.fixture
-def source(tmp_path: Path) -> Repository:
-    """Three snapshots; the third holds what the first does."""
-    repository = Repository.create(tmp_path / "run")
+@pytest.fixture(scope="module")
+def template(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Saved]:
+    """Made once: three snapshots; the third holds what the first does. And what can be read."""
+    repository = Repository.create(tmp_path_factory.mktemp("template") / "run")
     save(repository, value=1)
     save(repository, value=2)
     save_on(repository, 1, value=3)
-    return repository
+    return Path(repository.location), all_contents(repository)
 
 
 @pytest.fixture
-def saved(source: Repository) -> Saved:
-    return all_contents(source)
+def source(template: tuple[Path, Saved], tmp_path: Path) -> Repository:
+    """A copy that a test may damage."""
+    shutil.copytree(template[0], tmp_path / "run")
+    return Repository.open(tmp_path / "run")
+
+
+@pytest.fixture
+def saved(template: tuple[Path, Saved]) -> Saved:
+    return template[1]
 
 
 @pytest.fixture
