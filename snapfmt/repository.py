@@ -1,12 +1,9 @@
 """The front door: open or create a repository, begin a save, find a snapshot."""
 
 import os
-import secrets
-import time
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
-from snapfmt._version import __version__
 from snapfmt.errors import (
     ConflictError,
     InputError,
@@ -26,6 +23,7 @@ from snapfmt.storage.base import Store
 from snapfmt.storage.urls import open_store
 from snapfmt.writing.attempt import Attempt, reclaim
 from snapfmt.writing.collect import Collecting, CollectReport
+from snapfmt.writing.founding import found
 from snapfmt.writing.lease import leases, new_lease, over
 from snapfmt.writing.part import PartWriter, decode_ticket
 from snapfmt.writing.pins import pin, pins, unpin
@@ -61,14 +59,17 @@ class Repository:
         limits: Limits = DEFAULT_LIMITS,
         repository_id: str | None = None,
         storage_options: Mapping[str, Any] | None = None,
+        salvage: bool = False,
     ) -> "Repository":
         """Open the repository at a path or URL; with `create`, make it if there is none.
 
         A location is a path, `s3://bucket/prefix` with the `storage_options` of s3fs, or a store
-        of one's own.
+        of one's own. `salvage` also opens one that holds pieces of damaged snapshots, which a
+        repair wrote: to look at them, and for nothing else.
 
         Raises:
             StoreNotFound: If there is no repository.
+            RefusedError: If it holds pieces of damaged snapshots, and `salvage` is not set.
             UnsupportedVersion, UnsupportedFeature: If this library cannot read it.
             UnsupportedFilesystem: If it cannot be created safely here.
             StorageError: If the storage failed.
@@ -85,13 +86,15 @@ class Repository:
                     what=store.location,
                     hint="check the path, or create the repository with create=True",
                 )
-            _create(store, repository_id)
+            found(store, repository_id=repository_id)
         document = compat.decode_root(
             store.get(layout.REPOSITORY_KEY, limit=limits.lease_size),
             RepositoryDocument,
             what=layout.REPOSITORY_KEY,
             size_limit=limits.lease_size,
         )
+        if not salvage:
+            compat.refuse_salvage(document.features, what=store.location)
         return cls(store, document, limits=limits)
 
     @classmethod
@@ -144,6 +147,11 @@ class Repository:
         return self._document
 
     @property
+    def is_salvage(self) -> bool:
+        """Whether it holds pieces of damaged snapshots, none of them whole."""
+        return compat.SALVAGE in self._document.features.read
+
+    @property
     def location(self) -> str:
         """Absolute path or URL of the repository; holds no secret."""
         return self._store.location
@@ -194,7 +202,9 @@ class Repository:
         Raises:
             NoMatch: If none fits; says of each one why.
             FingerprintMismatch: The same, where fingerprints alone were the reason.
+            RefusedError: If the repository holds pieces of damaged snapshots.
         """
+        compat.refuse_salvage(self._document.features, what=self.location)
         return newest(
             self._store,
             self.numbers(),
@@ -381,18 +391,3 @@ def _check_number(value: object, name: str) -> None:
 
 def _is_seconds(value: object) -> bool:
     return type(value) in (int, float) and abs(float(str(value))) < MAX_LEASE_SECONDS
-
-
-def _create(store: Store, repository_id: str | None) -> None:
-    store.prepare()
-    document = RepositoryDocument(
-        repository_id=repository_id or secrets.token_hex(16),
-        created_at_ns=time.time_ns(),
-        writer=f"snapfmt {__version__}",
-        capabilities=store.capabilities,
-    )
-    try:
-        store.create(layout.REPOSITORY_KEY, canonical.encode(document.sealed()))
-    except ConflictError:
-        # Another process made it at the same moment; theirs counts.
-        return

@@ -1,8 +1,8 @@
 """The command `snapfmt`: look into a repository, take things out, check it.
 
-`push`, `pull` and `cp` write into the repository that takes the copy; `gc`, `retain`, `pin` and
-`unpin` change the one they are given; the rest only read. Importing this package and `--help` load
-neither pyarrow nor torch: a command imports what it needs when it runs. Other
+`push`, `pull`, `cp` and `repair` write into the repository that takes the copy; `gc`, `retain`,
+`pin` and `unpin` change the one they are given; the rest only read. Importing this package and
+`--help` load neither pyarrow nor torch: a command imports what it needs when it runs. Other
 packages add commands of their own (see `plugins`).
 """
 
@@ -21,6 +21,7 @@ from snapfmt.cli import (
     gc,
     ls,
     plugins,
+    repair,
     report,
     retention,
     rows,
@@ -49,6 +50,7 @@ COMMANDS: tuple[Command[Any], ...] = (
     copying.PUSH,
     copying.PULL,
     copying.CP,
+    repair.COMMAND,
     gc.COMMAND,
     retention.RETAIN,
     retention.PIN,

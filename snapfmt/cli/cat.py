@@ -13,8 +13,8 @@ from snapfmt.cli.command import (
     UsageError,
     add_repository,
     add_snapshot,
-    open_repository,
     open_snapshot,
+    open_to_look,
 )
 from snapfmt.cli.output import Console, Outcome, Result, Stream
 from snapfmt.errors import FormatError, NoMatch
@@ -51,7 +51,7 @@ def run(options: Options, console: Console) -> Outcome:
     """The entry's bytes; with `--json`, its content within one document."""
     from snapfmt.format import jsonl
 
-    snapshot = open_snapshot(open_repository(options.repository), options.snapshot)
+    snapshot = open_snapshot(open_to_look(options.repository, console), options.snapshot)
     part, entry = find(snapshot, options.entry)
     is_records = entry.media_type == jsonl.MEDIA_TYPE
     if options.record is not None and not is_records:

@@ -85,12 +85,20 @@ def add_common(parser: argparse.ArgumentParser, *, default: Any) -> None:
     )
 
 
-def open_repository(location: str) -> "Repository":
+def open_to_look(location: str, console: Console) -> "Repository":
+    """The repository, for commands that only show: also pieces of damaged snapshots."""
+    repository = open_repository(location, salvage=True)
+    if repository.is_salvage:
+        console.message("pieces of damaged snapshots: no snapshot here is whole")
+    return repository
+
+
+def open_repository(location: str, *, salvage: bool = False) -> "Repository":
     """The repository; loads the library, which `--help` does not need."""
     from snapfmt.repository import Repository
 
     try:
-        return Repository.open(location)
+        return Repository.open(location, salvage=salvage)
     except StoreNotFound as error:
         # The library's hints speak to callers in Python.
         text = error.message

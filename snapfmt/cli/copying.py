@@ -105,12 +105,13 @@ def _configure(parser: argparse.ArgumentParser, source: str, target: str) -> Non
         help="hash also what the target has already, and send it again where it differs",
     )
     parser.add_argument(
-        "--workers", type=_count, default=4, metavar="N", help="objects at a time (default: 4)"
+        "--workers", type=count, default=4, metavar="N", help="objects at a time (default: 4)"
     )
     parser.epilog = "\n\n".join(filter(None, (_PLACES, parser.epilog)))
 
 
-def _count(text: str) -> int:
+def count(text: str) -> int:
+    """A number of workers; for argparse."""
     if not text.isdecimal() or not 1 <= int(text) <= 256:
         raise argparse.ArgumentTypeError(f"{text!r} is no number from 1 to 256")
     return int(text)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from snapfmt.cli import attempts, exitcodes
-from snapfmt.cli.command import Command, add_repository, open_repository
+from snapfmt.cli.command import Command, add_repository, open_to_look
 from snapfmt.cli.exitcodes import ExitCode
 from snapfmt.cli.output import Block, Console, Heading, Lines, Outcome, Result, Table
 from snapfmt.cli.text import age, moment, short_digest, size
@@ -33,7 +33,7 @@ def run(options: Options, console: Console) -> Outcome:
     """One line for each snapshot; one that cannot be read is listed with its error."""
     from snapfmt.format import layout
 
-    repository = open_repository(options.repository)
+    repository = open_to_look(options.repository, console)
     snapshots: list[dict[str, Any]] = []
     messages: list[str] = []
     codes = {ExitCode.OK}

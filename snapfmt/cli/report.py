@@ -12,8 +12,8 @@ from snapfmt.cli.command import (
     Reference,
     add_repository,
     add_snapshot,
-    open_repository,
     open_snapshot,
+    open_to_look,
 )
 from snapfmt.cli.output import Block, Console, Fields, Heading, Outcome, Result, Table
 from snapfmt.cli.text import duration, moment
@@ -46,7 +46,7 @@ def run(options: Options, console: Console) -> Outcome:
     Raises:
         NoMatch: If it holds none.
     """
-    snapshot = open_snapshot(open_repository(options.repository), options.snapshot)
+    snapshot = open_snapshot(open_to_look(options.repository, console), options.snapshot)
     timeline = snapshot.manifest.timeline
     if timeline is None or not timeline.phases:
         raise NoMatch(

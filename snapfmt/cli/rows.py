@@ -14,8 +14,8 @@ from snapfmt.cli.command import (
     UsageError,
     add_repository,
     add_snapshot,
-    open_repository,
     open_snapshot,
+    open_to_look,
 )
 from snapfmt.cli.output import Console, Fields, Outcome, Result, Stream, json_line
 from snapfmt.cli.text import clean, size
@@ -81,7 +81,7 @@ def run(options: Options, console: Console) -> Outcome:
         raise UsageError("--format and --out go together")
     if options.keys is not None and (options.start is not None or options.stop is not None):
         raise UsageError("--keys does not go with --start and --stop")
-    snapshot = open_snapshot(open_repository(options.repository), options.snapshot)
+    snapshot = open_snapshot(open_to_look(options.repository, console), options.snapshot)
     table = snapshot.table(options.table)
     columns = _columns(table, options.columns)
     default = 0 if options.out is not None else PREVIEW

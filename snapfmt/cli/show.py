@@ -10,8 +10,8 @@ from snapfmt.cli.command import (
     Reference,
     add_repository,
     add_snapshot,
-    open_repository,
     open_snapshot,
+    open_to_look,
 )
 from snapfmt.cli.output import Block, Console, Fields, Heading, Outcome, Result, Table
 from snapfmt.cli.text import age, flat, moment, ratio, short_digest, size
@@ -37,7 +37,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(options: Options, console: Console) -> Outcome:
     """The manifest, and the tables' columns from the part indexes."""
-    snapshot = open_snapshot(open_repository(options.repository), options.snapshot)
+    snapshot = open_snapshot(open_to_look(options.repository, console), options.snapshot)
     manifest = snapshot.manifest
     tables = [_table(snapshot, name) for name in snapshot.table_names()]
     document = {

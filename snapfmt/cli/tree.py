@@ -9,8 +9,8 @@ from snapfmt.cli.command import (
     Reference,
     add_repository,
     add_snapshot,
-    open_repository,
     open_snapshot,
+    open_to_look,
 )
 from snapfmt.cli.output import Console, Lines, Outcome, Result
 from snapfmt.cli.text import clean, size
@@ -40,9 +40,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add_snapshot(parser, optional=True, default="default: latest")
 
 
-def run(options: Options, _: Console) -> Outcome:
+def run(options: Options, console: Console) -> Outcome:
     """Parts, entries and tables with their stored sizes."""
-    snapshot = open_snapshot(open_repository(options.repository), options.snapshot)
+    snapshot = open_snapshot(open_to_look(options.repository, console), options.snapshot)
     parts = [_part(part) for part in snapshot.parts()]
     document = {"ok": True, "name": snapshot.name, "number": snapshot.number, "parts": parts}
     root = _Node(snapshot.name, "", tuple(_part_node(part) for part in parts))

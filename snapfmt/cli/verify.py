@@ -4,7 +4,7 @@ import argparse
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from snapfmt.cli.command import Command, Reference, add_repository, add_snapshot, open_repository
+from snapfmt.cli.command import Command, Reference, add_repository, add_snapshot, open_to_look
 from snapfmt.cli.exitcodes import ExitCode
 from snapfmt.cli.output import Block, Console, Fields, Heading, Outcome, Result, Table
 from snapfmt.cli.progress import progress
@@ -38,7 +38,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(options: Options, console: Console) -> Outcome:
     """Every finding; damage ends with exit code 3, leftovers of a crashed save do not."""
-    repository = open_repository(options.repository)
+    repository = open_to_look(options.repository, console)
     number = _number(repository, options.snapshot)
     deep = not options.shallow
     total = _work(repository) if deep and number is None else None

@@ -2,19 +2,21 @@
 
 from typing import Any, Literal, TypeVar
 
-from snapfmt.errors import FormatError, UnsupportedFeature
+from snapfmt.errors import FormatError, RefusedError, UnsupportedFeature
 from snapfmt.format import canonical
 from snapfmt.limits import DEFAULT_LIMITS, Limits
 from snapfmt_schemas.manifest import Features, Manifest, RepositoryDocument
 
 D = TypeVar("D", Manifest, RepositoryDocument)
 
+SALVAGE = "salvage"
+"""The feature of what was saved out of damaged snapshots: pieces, none of them a whole."""
 KNOWN: dict[str, frozenset[str]] = {
-    "read": frozenset(),
+    "read": frozenset({SALVAGE}),
     "write": frozenset(),
     "collect": frozenset(),
 }
-"""Features that this library has, per operation. Format version 1 starts with none."""
+"""Features that this library has, per operation."""
 
 
 def require(
@@ -24,14 +26,31 @@ def require(
 
     Raises:
         UnsupportedFeature: Naming the feature.
+        RefusedError: If it holds pieces, which are only read.
     """
     needed = getattr(features, operation)
     unknown = sorted(set(needed) - KNOWN[operation])
+    if unknown == [SALVAGE]:
+        refuse_salvage(features, what=what)
     if unknown:
         raise UnsupportedFeature(
             f"to {operation} it, this library lacks the feature {unknown[0]!r}",
             what=what,
             hint="upgrade snapfmt to the version that wrote it",
+        )
+
+
+def refuse_salvage(features: Features, *, what: str) -> None:
+    """Refuse pieces of damaged snapshots where a whole one is expected (spec/v1/15-repair.md).
+
+    Raises:
+        RefusedError: If the document is a salvage's.
+    """
+    if SALVAGE in features.read:
+        raise RefusedError(
+            "this holds pieces of damaged snapshots, none of them whole",
+            what=what,
+            hint="open it with salvage=True to look at the pieces; nothing is restored from it",
         )
 
 

@@ -214,6 +214,25 @@ class SegmentReader:
                 result[name] = column.take(chosen)
         return result
 
+    def stored_keys(self, number: int) -> list[str]:
+        """Keys of all rows of one batch, dead ones too, as they lie beside its cells.
+
+        Raises:
+            CorruptError: If a byte that was read is damaged.
+        """
+        place = self.index.place(number)
+        (data,) = self._fetch(place.chunks[:1])
+        column = chunks.decode_chunk(
+            data,
+            place.chunks[0],
+            arrow_stream.KEY_SIGNATURE,
+            "large_string",
+            place.rows,
+            what=f"{self._what} batch {number} keys",
+            limits=self._source.limits,
+        )
+        return [column.value(row) for row in range(place.rows)]
+
     def _fetch(self, places: Sequence[chunks.ChunkPlace]) -> list[memoryview]:
         """Bytes of places in stream order; close ones in one read."""
         result: list[memoryview] = []

@@ -210,7 +210,7 @@ class Part:
             if place.frame_offset != position:
                 raise FormatError("frames do not follow one another", what=what)
             last, position = place.frame_offset, place.frame_offset + place.frame_size
-            yield from jsonl.split(self._frame(item, place), what=what)
+            yield from jsonl.split(self.frame(item, place), what=what)
         if position != item.location.size:
             raise FormatError("frames do not cover the entry", what=what)
 
@@ -232,7 +232,7 @@ class Part:
         item, what = self.entry(path), f"{self._what}/{path}"
         for place in self.line_places(item):
             if place.key == key:
-                line = jsonl.line_of(self._frame(item, place), place, what=what)
+                line = jsonl.line_of(self.frame(item, place), place, what=what)
                 return _record(line, model, f"{what}[{key}]")
         raise NoMatch(f"{what} has no such record", what=key)
 
@@ -246,7 +246,12 @@ class Part:
             raise FormatError(f"index has {len(places)} records, not {item.records}", what=what)
         return places
 
-    def _frame(self, item: Entry, place: jsonl.LinePlace) -> bytes:
+    def frame(self, item: Entry, place: jsonl.LinePlace) -> bytes:
+        """The lines of the frame in which a record lies, verified.
+
+        Raises:
+            CorruptError: If it is damaged.
+        """
         data = self._source.unchecked(item.location, place.frame_offset, place.frame_size)
         return jsonl.frame_content(
             data, place, what=f"{self._what}/{item.path}", limits=self._source.limits

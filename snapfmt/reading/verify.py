@@ -78,7 +78,8 @@ class _Audit:
         self._ends: dict[str, int] = {}
         """Pack key -> end of its last extent."""
         self._attempts: set[str] = set()
-        self._checked: set[bytes] = set()
+        self._good: set[bytes] = set()
+        """All that is claimed of bytes that were checked; what was bad harms each snapshot."""
         self._keys: dict[str, set[str]] = {}
         """Table -> keys of the snapshot that is being read, over all its parts."""
         self._blind: set[int] = set()
@@ -185,14 +186,16 @@ class _Audit:
     def _contents(self, part: Part, number: int) -> None:
         for entry in part.entries():
             where = f"{part.name}/{entry.path}"
-            beside = part.entry(entry.index).digest if entry.index is not None else ""
-            if self._seen(entry.model_dump_json() + beside):
-                continue
             with _Catch(self, layout.object_key(entry.location.pack), number, where):
+                beside = part.entry(entry.index).digest if entry.index is not None else ""
+                claim = _claim(entry.model_dump_json() + beside)
+                if claim in self._good:
+                    continue
                 part.stored(entry.path)
                 if entry.media_type == jsonl.MEDIA_TYPE:
                     checks.check_records(part, entry.path)
                 self._count(entry.location.size, where)
+                self._good.add(claim)
         for name in part.table_names():
             where = f"{part.name}/{name}"
             with _Catch(self, layout.object_key(part.receipt.index_digest), number, where):
@@ -208,16 +211,11 @@ class _Audit:
                 if len(keys) != before + item.rows:
                     self._find("format", "damage", key, f"{where}: a key repeats", (number,))
                 stored = item.document.model_dump_json(exclude={"live", "live_digest", "live_rows"})
-                if not self._seen(stored):
+                claim = _claim(stored)
+                if claim not in self._good:
                     for size, label in item.check():
                         self._count(size, label)
-
-    def _seen(self, claim: str) -> bool:
-        """Whether bytes were checked already against all that is claimed of them."""
-        mark = digest.raw_digest([claim.encode()])
-        known = mark in self._checked
-        self._checked.add(mark)
-        return known
+                    self._good.add(claim)
 
     def objects(self) -> None:
         """Every object that a snapshot reaches: there, long enough, and deep its own digest."""
@@ -392,6 +390,10 @@ class _Catch:
         error.args = (f"{self._where}: {error}",)
         self._audit._failed(error, self._key, self._number)
         return True
+
+
+def _claim(text: str) -> bytes:
+    return digest.raw_digest([text.encode()])
 
 
 def _silent(_: int, __: str) -> None:

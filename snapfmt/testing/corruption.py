@@ -2,7 +2,7 @@
 
 import contextlib
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -38,6 +38,23 @@ class Tree:
             path.parent.mkdir(parents=True, exist_ok=True)
             if not path.exists() or path.read_bytes() != data:
                 path.write_bytes(data)
+
+    def put(self, files: Mapping[str, bytes | None]) -> None:
+        """Give some files other bytes; None takes one away."""
+        for name, data in files.items():
+            path = self.root / name
+            if data is None:
+                path.unlink()
+                # A folder that was made for it goes with it.
+                if not any(other.startswith(name.rpartition("/")[0]) for other in self.files):
+                    path.parent.rmdir()
+            else:
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.write_bytes(data)
+
+    def mend(self, names: Iterable[str]) -> None:
+        """Make these files what they were."""
+        self.put({name: self.files.get(name) for name in names})
 
     @contextlib.contextmanager
     def damaged(self) -> Iterator[Path]:

@@ -188,7 +188,7 @@ class _Bench:
 
     def judge(self, damage: Damage, verdicts: Verdicts, *, falls_back: bool) -> None:
         root = self._tree.root
-        self._put(damage.files)
+        self._tree.put(damage.files)
         verdicts.tried += 1
         try:
             wrong = self._wrong(root, verdicts, damage, falls_back=falls_back)
@@ -196,22 +196,7 @@ class _Bench:
             wrong = f"{type(error).__name__}: {error}"
         if wrong:
             verdicts.problems.append(f"{damage.kind}, {damage.where}: {wrong}")
-        self._put({name: self.files.get(name) for name in damage.files})
-
-    def _put(self, files: dict[str, bytes | None]) -> None:
-        for name, data in files.items():
-            path = self._tree.root / name
-            if data is None:
-                path.unlink()
-                # A folder that was made for it goes with it.
-                beside = [
-                    other for other in self.files if other.startswith(name.rpartition("/")[0])
-                ]
-                if not beside:
-                    path.parent.rmdir()
-            else:
-                path.parent.mkdir(parents=True, exist_ok=True)
-                path.write_bytes(data)
+        self._tree.mend(damage.files)
 
     def _wrong(self, root: Path, verdicts: Verdicts, damage: Damage, *, falls_back: bool) -> str:
         try:

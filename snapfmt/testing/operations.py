@@ -14,7 +14,9 @@ import pytest
 from snapfmt.errors import StoreNotFound
 from snapfmt.format import layout
 from snapfmt.limits import DEFAULT_LIMITS
+from snapfmt.repair import repair
 from snapfmt.repository import Repository
+from snapfmt.testing.corruption import Tree, flip
 from snapfmt.testing.samples import contents
 from snapfmt.testing.shapes import Shape, attempting, end_threads, save, write_parts
 from snapfmt.transfer import copy_snapshot, open_target
@@ -187,6 +189,31 @@ def _pull(world: Path, _: Shape) -> Act:
     return act
 
 
+def _with_damaged(world: Path, shape: Shape) -> None:
+    """The second of three snapshots is not whole, and the third is."""
+    _with_remote(world, shape)
+    remote = _remote(world)
+    save(remote, shape, 3)
+    first, second = (
+        reached(remote.store, remote.snapshot(number).manifest, DEFAULT_LIMITS).keys()
+        for number in (1, 2)
+    )
+    own = second - first
+    flip(world / "remote" / min(own, default=layout.manifest_key(2)), 20)
+
+
+def _repair(world: Path, _: Shape) -> Act:
+    damaged = Tree.take(world / "remote")
+
+    def act() -> None:
+        try:
+            repair(damaged.root, run_of(world), workers=1)
+        finally:
+            assert Tree.take(damaged.root).files == damaged.files
+
+    return act
+
+
 def _create(world: Path, _: Shape) -> Act:
     return lambda: Repository.open(run_of(world), create=True)
 
@@ -206,6 +233,7 @@ OPERATIONS = (
     Operation("keep_latest", _with_three, _keep_latest, retires=frozenset({1, 2})),
     Operation("push", _with_target, _push, again=True),
     Operation("pull", _with_remote, _pull, again=True),
+    Operation("repair", _with_damaged, _repair, again=True),
     Operation("create", _nothing, _create, again=True, one_shape=True),
     Operation("collect", _with_litter, _collect, retires=frozenset({3}), again=True),
     Operation("pin", _with_one, _pin, one_shape=True),

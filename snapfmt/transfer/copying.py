@@ -79,6 +79,7 @@ def open_target(
     """
     check_repository(source, "source")
     check_location(location)
+    compat.refuse_salvage(source.document.features, what=source.location)
     with at("target"):
         target = Repository.open(
             location,

@@ -41,7 +41,7 @@ from snapfmt.writing.part import PartWriter
 from snapfmt_schemas import redaction
 from snapfmt_schemas.attempt import Lease, Receipt, Ticket
 from snapfmt_schemas.fingerprint import Fingerprint
-from snapfmt_schemas.manifest import BaseSnapshot, Manifest, TrainerAnchor
+from snapfmt_schemas.manifest import BaseSnapshot, Features, Manifest, TrainerAnchor
 from snapfmt_schemas.part import PartIndex
 from snapfmt_schemas.timeline import PhaseTimeline
 
@@ -125,6 +125,8 @@ class Attempt:
         timeline: PhaseTimeline | None = None,
         user_metadata: Mapping[str, Any] | None = None,
         write_id: str | None = None,
+        features: Features | None = None,
+        extensions: Mapping[str, Any] | None = None,
     ) -> Manifest:
         """Make the snapshot exist, in one exclusive step.
 
@@ -150,6 +152,7 @@ class Attempt:
             raise
         try:
             manifest = Manifest(
+                features=features or Features(),
                 repository_id=self._repository_id,
                 number=self.number,
                 attempt_id=self.id,
@@ -162,6 +165,7 @@ class Attempt:
                 anchor=anchor,
                 timeline=timeline,
                 user_metadata=redaction.redact(dict(metadata))[0],
+                extensions=dict(extensions or {}),
             ).sealed()
             data = canonical.encode(manifest)
         except (ValueError, TypeError, RecursionError) as error:

@@ -130,6 +130,18 @@ class TableWriter:
         self._seen.update(keys)
         self.rows += len(keys)
 
+    def append_stored(self, pieces: Iterable[Rows]) -> None:
+        """Add rows as a reader gave them: keys, then columns by name; keys are not compared.
+
+        Raises whatever the pieces raise, and then the part cannot be sealed.
+        """
+        self._check_open()
+        try:
+            self._rewrite(pieces)
+        except BaseException as error:
+            self._packs.fail(error)
+            raise
+
     def base_segments(self) -> list[SegmentReader]:
         """Segments of this table in the base's part of the same name; none without a base."""
         return list(self._from_base().segments)
@@ -215,9 +227,9 @@ class TableWriter:
         elif sum(self._waiting_bytes.values()) > WAITING_BYTES:
             self._flush(max(self._waiting_bytes, key=self._waiting_bytes.__getitem__))
 
-    def _rewrite(self, item: Carried) -> None:
-        """Rows of the base as rows of this table, in batches of at most about two MiB."""
-        for piece in item.read():
+    def _rewrite(self, pieces: Iterable[Rows]) -> None:
+        """Stored rows as rows of this table, in batches of at most about two MiB."""
+        for piece in pieces:
             cells = tuple((name, column.signature) for name, column in piece[1:])
             size = sum(column.logical_bytes for _, column in piece) + 32 * piece[0][1].rows
             if self._waiting_bytes.get(cells, 0) + size > 2 * BATCH_BYTES:
@@ -234,7 +246,7 @@ class TableWriter:
             segment.keep_floors(item.segment.document.columns, self._floors)
         gather_rows(rewrite)
         for item in rewrite:
-            self._rewrite(item)
+            self._rewrite(item.read())
         self._carried = [(item, None, "") for item in stay]
 
     def _flush(self, cells: Types) -> None:

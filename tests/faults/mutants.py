@@ -37,6 +37,8 @@ BASE = ("tests/unit/test_incremental.py",)
 VERIFY = ("tests/unit/test_verify.py",)
 LIVE = ("tests/unit/test_live_rows.py",)
 COPY = ("tests/unit/test_transfer.py",)
+REPAIR = ("tests/unit/test_repair.py",)
+REPAIR_KILLED = ("tests/faults/test_repair_matrix.py", "-k", "killed")
 COLLECT = ("tests/unit/test_collect.py",)
 LOOKS = ("tests/unit/test_keeping.py",)
 PINS = ("tests/unit/test_pins.py",)
@@ -950,7 +952,124 @@ COLLECTING = (
         "return is_copier(store, attempt_id)", only(COLLECT, "does_not_stop_copies"),
     ),
 )  # fmt: skip
-MUTANTS = STORAGE + WRITING + COLLECTING + READING + TRANSFER
+REPAIRING = (
+    Mutant(
+        "repair-home-digest", "repair/gathered.py",
+        "            if self._mark(number, key, size) == wanted:", "            if True:",
+        only(REPAIR, "two_copies"),
+    ),
+    Mutant(
+        "repair-misnamed", "repair/gathered.py", "        if stray is not None:",
+        "        if False:", only(REPAIR, "wrong_name"),
+    ),
+    Mutant(
+        "repair-longest", "repair/gathered.py", "best = -max(found)[1] if found else 0", "best = 0",
+        only(REPAIR, "longest"),
+    ),
+    Mutant(
+        "repair-outage", "repair/gathered.py",
+        "            except StorageUnavailable:\n                raise\n            except",
+        "            except", only(REPAIR, "outage"),
+    ),
+    Mutant(
+        "repair-audit-deep", "repair/repairing.py",
+        "            deep=True,", "            deep=False,", only(REPAIR, "others_whole"),
+    ),
+    Mutant(
+        "repair-closed-number", "repair/repairing.py",
+        "                target.store.create(layout.manifest_key(number), CLOSED)\n",
+        "                pass\n", only(REPAIR, "others_whole"),
+    ),
+    Mutant(
+        "repair-strange-target", "repair/repairing.py",
+        "set(target.numbers()) - set(whole)", "set()", only(REPAIR, "saved_into"),
+    ),
+    Mutant(
+        "repair-sweep", "repair/repairing.py", "            sweep(target)\n", "", REPAIR_KILLED,
+    ),
+    Mutant(
+        "repair-tidy", "repair/repairing.py", "                tidy(place)\n", "", REPAIR_KILLED,
+    ),
+    Mutant(
+        "repair-looked-first", "repair/repairing.py",
+        "            place.look(limits)\n", "            pass\n", only(REPAIR, "not_empty"),
+    ),
+    Mutant(
+        "repair-empty", "repair/places.py", "            if strange:", "            if False:",
+        only(REPAIR, "not_empty"),
+    ),
+    Mutant(
+        "repair-mark", "repair/places.py", "            made_for != self.of\n",
+        "            False\n", only(REPAIR, "not_empty"),
+    ),
+    Mutant(
+        "repair-apart", "repair/places.py",
+        "return first.startswith(second) or second.startswith(first)", "return first == second",
+        only(REPAIR, "apart"),
+    ),
+    Mutant(
+        "repair-links", "repair/places.py",
+        "os.path.realpath(text", "os.path.abspath(text", only(REPAIR, "apart"),
+    ),
+    Mutant(
+        "repair-retired", "repair/places.py",
+        "        if number in retired:", "        if False:", only(REPAIR, "brought_back"),
+    ),
+    Mutant(
+        "repair-retired-meanwhile", "repair/repairing.py",
+        "if checks.was_retired(self._first, item)]", "if False]", only(REPAIR, "meanwhile"),
+    ),
+    Mutant(
+        "repair-own-id", "repair/places.py",
+        "item.manifest and item.manifest.repository_id == own]", "item.manifest]",
+        only(REPAIR, "of_another_repository"),
+    ),
+    Mutant(
+        "repair-same-copy", "repair/places.py",
+        "        if found is not None and found.repository_id != item.repository_id:",
+        "        if False:", only(REPAIR, "not_empty"),
+    ),
+    Mutant(
+        "repair-keys-repeat", "repair/survey.py",
+        "reason = _REPEATS if seen.intersection(own) or len({*own}) < len(own) else \"\"",
+        "reason = \"\"", only(REPAIR, "repeat"),
+    ),
+    Mutant(
+        "salvage-feature", "repair/pieces.py", "            features=FEATURES,\n", "",
+        only(REPAIR, "pieces_of_what"),
+    ),
+    Mutant(
+        "salvage-same", "repair/pieces.py", "        _check_same(pieces, original)\n", "",
+        only(REPAIR, "of_that_number"),
+    ),
+    Mutant(
+        "salvage-name-open", "repair/pieces.py",
+        "        reclaim(pieces.store, attempt_id, by_owner=True)",
+        "        reclaim(pieces.store, attempt_id)", only(REPAIR, "killed_in_a_bucket"),
+    ),
+    Mutant(
+        "salvage-opened", "repository.py", "        if not salvage:", "        if False:",
+        only(REPAIR, "takes_pieces"),
+    ),
+    Mutant(
+        "salvage-newest", "repository.py",
+        "        compat.refuse_salvage(self._document.features, what=self.location)\n", "",
+        only(REPAIR, "takes_pieces"),
+    ),
+    Mutant(
+        "salvage-copied", "transfer/copying.py",
+        "    compat.refuse_salvage(source.document.features, what=source.location)\n", "",
+        only(REPAIR, "takes_pieces"),
+    ),
+    Mutant(
+        "verify-bad-is-no-claim", "reading/verify.py",
+        "                if claim in self._good:\n                    continue\n",
+        "                if claim in self._good:\n                    continue\n"
+        "                self._good.add(claim)\n",
+        only(VERIFY, "share"),
+    ),
+)  # fmt: skip
+MUTANTS = STORAGE + WRITING + COLLECTING + READING + TRANSFER + REPAIRING
 
 
 @contextmanager

@@ -1,8 +1,9 @@
 """Writes REPORT.md from what the full commands print.
 
 `python tests/faults/report.py [--run] [FOLDER]` reads `crash_points.json`, `power_loss.json`,
-`mutants.json` and `damages.json` in the folder (`build/faults` without one); with `--run` it runs
-the four commands first, one after the other. A command without a file is left out of the report.
+`mutants.json`, `damages.json` and `repairs.json` in the folder (`build/faults` without one); with
+`--run` it runs the commands first, one after the other. A command without a file is left out
+of the report.
 """
 
 import argparse
@@ -16,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).resolve().parent
-COMMANDS = ("crash_points", "power_loss", "mutants", "damages")
+COMMANDS = ("crash_points", "power_loss", "mutants", "damages", "repairs")
 
 
 def run(folder: Path) -> None:
@@ -98,6 +99,30 @@ def damages(found: dict[str, Any]) -> list[str]:
     ]
 
 
+def repairs(found: dict[str, Any]) -> list[str]:
+    share = "every one" if found["stride"] == 1 else f"of bits one in {found['stride']}"
+    head = ("kind", "tried", "all whole", "a snapshot in pieces", "a snapshot lost")
+    kinds = found["kinds"].items()
+    return [
+        "## Repair",
+        "",
+        (
+            f"{found['tried']} damages repaired ({share}), {found['problems']} problems: the new "
+            "repository was clean and held what was saved, the pieces as well, each loss was told "
+            f"and nothing else. {found['beside']} were also repaired with a good copy beside them: "
+            f"nothing was lost. {found['seconds']} s."
+        ),
+        "",
+        *table(
+            head,
+            (
+                (name, *(kind[key] for key in ("tried", "whole", "partly", "lost")))
+                for name, kind in kinds
+            ),
+        ),
+    ]
+
+
 def table(head: tuple[str, ...], rows: Any) -> list[str]:
     lines = [head, tuple("---" for _ in head), *rows]
     return ["| " + " | ".join(str(cell) for cell in line) + " |" for line in lines]
@@ -121,7 +146,7 @@ def report(folder: Path) -> str:
             "are those of a clock on the wall, on a machine that did other things as well."
         ),
     ]
-    writers = (crash_points, power_loss, mutants, damages)
+    writers = (crash_points, power_loss, mutants, damages, repairs)
     for name, writer in zip(COMMANDS, writers, strict=True):
         path = folder / f"{name}.json"
         if path.exists():

@@ -8,11 +8,11 @@ import pytest
 
 from snapfmt import Repository
 from snapfmt.errors import FormatError
-from snapfmt.format import layout
+from snapfmt.format import jsonl, layout
 from snapfmt.reading.verify import verify
 from snapfmt.testing.corruption import flip
 from snapfmt.testing.forgery import forge, seal
-from snapfmt.testing.samples import save
+from snapfmt.testing.samples import save, save_on
 
 
 def rules(repository: Repository, **kwargs: Any) -> dict[str, str]:
@@ -165,3 +165,15 @@ def test_one_snapshot_alone(repository: Repository) -> None:
     assert {item.rule for item in report.findings} == {"missing"}
     snapshots = [repository.snapshot(1), 2]
     assert verify(repository.store, snapshots).snapshots == [1, 2]
+
+
+@pytest.mark.req("V-10")
+def test_what_snapshots_share_harms_each_of_them(repository: Repository) -> None:
+    """Also where the object is intact, and what lies in it breaks the format."""
+    with repository.begin() as attempt:
+        part = attempt.part("p")
+        part.stage("lines", b"no frames", media_type=jsonl.MEDIA_TYPE)
+        attempt.publish([part.seal()])
+    save_on(repository, 1)
+    found = {item.snapshots for item in repository.verify().damage}
+    assert found == {(1,), (2,)}
