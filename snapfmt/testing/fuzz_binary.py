@@ -45,11 +45,11 @@ def targets() -> Iterator[Target]:
     yield Target(name="arrow-bounds", prepare=_arrow_bounds, longest=16 * 1024)
     yield Target(name="arrow-schema", prepare=_arrow_schema, cost=2)
     yield Target(name="keys", prepare=_keys, longest=16 * 1024)
-    yield Target(name="batch-index", prepare=_batch_index, cost=4)
-    yield Target(name="batch-index-numbers", prepare=_batch_index_numbers, cost=8)
+    yield Target(name="batch-index", prepare=_batch_index, cost=2)
+    yield Target(name="batch-index-numbers", prepare=_batch_index_numbers, cost=2)
     yield Target(name="record-index", prepare=_record_index, longest=16 * 1024)
-    yield Target(name="record-file", prepare=_record_file, cost=2)
-    yield Target(name="chunk", prepare=_chunk, cost=2)
+    yield Target(name="record-file", prepare=_record_file, cost=0.5)
+    yield Target(name="chunk", prepare=_chunk, cost=0.25)
     yield Target(name="zarr-json", prepare=_zarr_json, json=True)
     yield Target(name="zarr-shard", prepare=_zarr_shard)
 
@@ -209,7 +209,13 @@ def _batch_index_numbers(ground: Ground) -> Prepared:
         _index_of(item, batch_index.to_stream(batch), rows, head, stream)
 
     seeds = [bytes([number, 5, 1, 0, 0, 0, 0]) for number in range(len(items))]
-    return Prepared(run, [*seeds, bytes(range(1, 40)), bytes(8)])
+    return Prepared(run, [*seeds, bytes(range(1, 40)), bytes(8), *_mixed()])
+
+
+def _mixed() -> Iterator[bytes]:
+    """Choices of every kind."""
+    for number in range(1, 33):
+        yield bytes((number * at * at + number) % 256 for at in range(1, 9))
 
 
 def _near(value: int, choose: Choices) -> int:
@@ -252,12 +258,11 @@ def _record_file(ground: Ground) -> Prepared:
     seeds = []
     for entry, index in Golden(ground.vectors).records():
         for item in jsonl.read_index(index, what=WHAT)[:3]:
-            numbers = (
-                item.frame_offset, item.frame_size, item.frame_content, item.line_offset,
-                item.line_size, 0,
-            )  # fmt: skip
+            head = (item.frame_offset, item.frame_size, item.frame_content)
             frame = entry[item.frame_offset : item.frame_offset + item.frame_size]
-            seeds.append(_PLACES.pack(*numbers) + frame)
+            line, length = item.line_offset, item.line_size
+            places = ((line, length), (line + 1, length), (line, length - 1), (line, 2**62))
+            seeds += [_PLACES.pack(*head, *place, 0) + frame for place in places]
     return Prepared(run, seeds)
 
 
@@ -397,8 +402,10 @@ def _zarr_shard(ground: Ground) -> Prepared:
 def _mended(layout: zarr_layout.Layout, start: Any, shard: bytearray, how: int) -> bytes:
     """With the checksum of the index, and of the chunks that it names, made right again."""
     size = 16 * len(layout.chunks(start)) + 4
-    if how == 0xFF or len(shard) < size:
+    if how == 0xFF or len(shard) < 4:
         return bytes(shard)
+    if len(shard) < size:
+        return bytes(shard[:-4]) + zarr_layout.checksum(bytes(shard[:-4]))
     index = np.frombuffer(bytes(shard[-size:-4]), "<u8").reshape(-1, 2).tolist()
     for offset, length in index:
         end = offset + length

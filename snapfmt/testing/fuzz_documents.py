@@ -3,7 +3,7 @@
 import json
 import re
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, TypeVar
 
 from snapfmt.format import canonical, compat, digest, layout, reach, tagged
 from snapfmt.reading.snapshot import _record
@@ -25,6 +25,7 @@ from snapfmt_schemas.registry import MODELS
 from snapfmt_schemas.replay import KVBatchMeta, ReplayGroup, ReplayIndex
 
 WHAT = "hostile"
+D = TypeVar("D", Manifest, RepositoryDocument)
 Seeds = Callable[[Golden], list[bytes]]
 ID = "0" * 32
 
@@ -35,8 +36,12 @@ def targets() -> Iterator[Target]:
     yield Target(name="tagged", prepare=_tagged, json=True)
     for name, model, seeds in _DOCUMENTS:
         yield Target(name=name, prepare=_document(model, seeds), json=True)
-    for kind, root in (("manifest", Manifest), ("repository", RepositoryDocument)):
-        yield Target(name=kind, prepare=_root(kind, root), json=True, longest=16 * 1024, cost=2)
+    roots = {
+        "manifest": _root("manifest", Manifest),
+        "repository": _root("repository", RepositoryDocument),
+    }
+    for name, prepare in roots.items():
+        yield Target(name=name, prepare=prepare, json=True, longest=16 * 1024, cost=2)
     yield Target(name="part-index", prepare=_part_index, json=True, longest=32 * 1024, cost=4)
     for (schema, version), model in sorted(MODELS.items()):
         name = f"line:{schema.removeprefix('snapfmt.')}.v{version}"
@@ -76,7 +81,7 @@ def _tagged(ground: Ground) -> Prepared:
 _DOCUMENTS: tuple[tuple[str, type[Record], Seeds], ...] = (
     ("ticket", Ticket, lambda golden: golden.documents("ticket")),
     ("receipt", Receipt, lambda golden: [_dump(receipt) for receipt, _ in golden.parts]),
-    ("lease", Lease, lambda _: [_dump(item) for item in (_LEASE, _LEASE.model_copy())]),
+    ("lease", Lease, lambda _: [_dump(_lease())]),
     ("pin", Pin, lambda _: [_dump(Pin(name="best", number=7, created_at_ns=1))]),
 )
 
@@ -98,9 +103,6 @@ def _lease() -> Lease:
     return Lease.model_validate(text)
 
 
-_LEASE = _lease()
-
-
 def _document(model: type[Record], seeds: Seeds) -> Callable[[Ground], Prepared]:
     def run(data: bytes) -> None:
         found = canonical.decode(
@@ -113,10 +115,8 @@ def _document(model: type[Record], seeds: Seeds) -> Callable[[Ground], Prepared]
     return lambda ground: Prepared(run, seeds(Golden(ground.vectors)))
 
 
-def _root(
-    kind: str, model: type[Manifest] | type[RepositoryDocument]
-) -> Callable[[Ground], Prepared]:
-    def decode(data: bytes) -> Any:
+def _root(kind: str, model: type[D]) -> Callable[[Ground], Prepared]:
+    def decode(data: bytes) -> D:
         return compat.decode_root(
             data, model, what=WHAT, size_limit=LIMITS.manifest_size, limits=LIMITS
         )

@@ -40,9 +40,9 @@ def targets() -> Iterator[Target]:
         ("snapshot-pack", edit_pack),
     )
     for name, edit in edits:
-        yield Target(name=name, prepare=_of(edit, look), cost=20, longest=64)
-    yield Target(name="zarr-array", prepare=_of(_edit_array, _look_at_array), cost=5, longest=64)
-    yield Target(name="retention", prepare=_retention, json=True, cost=20)
+        yield Target(name=name, prepare=_of(edit, look), cost=80, longest=64)
+    yield Target(name="zarr-array", prepare=_of(_edit_array, _look_at_array), cost=10, longest=64)
+    yield Target(name="retention", prepare=_retention, json=True, cost=40)
 
 
 def look(root: Path) -> None:

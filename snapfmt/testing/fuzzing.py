@@ -87,7 +87,7 @@ class Target:
 
     name: str
     prepare: Callable[[Ground], Prepared]
-    cost: int = 1
+    cost: float = 1
     """It gets so many times fewer inputs than a small parser."""
     json: bool = False
     """Whether inputs are JSON, and are also changed as such."""
@@ -144,8 +144,8 @@ class Watch:
         }
     )  # fmt: skip
 
-    def __init__(self, folder: Path) -> None:
-        self._folder = str(folder.resolve())
+    def __init__(self, *folders: Path) -> None:
+        self._folders = [str(folder.resolve()) for folder in folders]
         self.armed = False
         self.seen: list[str] = []
         sys.addaudithook(self._hook)
@@ -159,7 +159,7 @@ class Watch:
         raise PermissionError(f"not allowed while hostile bytes are read: {event}")
 
     def _outside(self, argument: object) -> bool:
-        """Whether it is a path that leads out of the folder.
+        """Whether it is a path that leads out of the folders.
 
         A single name is one below a folder that is open, or below the working folder, which is
         empty. The folders above may be opened on the way down.
@@ -173,8 +173,11 @@ class Watch:
         if _OF_OWNERS.fullmatch(argument):
             return False
         path = os.path.realpath(argument)
-        below = path == self._folder or path.startswith(f"{self._folder}/")
-        return not below and not self._folder.startswith(f"{path.rstrip('/')}/")
+        above = path.rstrip("/") + "/"
+        return not any(
+            path == folder or path.startswith(f"{folder}/") or folder.startswith(above)
+            for folder in self._folders
+        )
 
 
 class Judge:
@@ -235,10 +238,13 @@ def bound_addresses() -> None:
 
 
 def random_inputs(target: Target, seeds: Sequence[bytes], count: int, seed: int) -> Iterator[bytes]:
-    """The seeds, then changes of them; the same for the same number."""
+    """Seeds, then changes of them; the same for the same number."""
     rng = random.Random(f"{target.name} {seed}")  # noqa: S311 - it must come again
-    yield from seeds[:count]
-    for _ in range(count - len(seeds)):
+    plain = list(seeds)
+    if len(plain) > count // 4:
+        plain = rng.sample(plain, count // 4)
+    yield from plain
+    for _ in range(count - len(plain)):
         data = rng.choice(seeds)
         if target.json and rng.random() < 0.5:
             yield changed_json(data, rng)[: target.longest]
@@ -250,7 +256,8 @@ def changed_bytes(data: bytes, rng: random.Random, others: Sequence[bytes] = ())
     """A few random changes of bytes."""
     made = bytearray(data)
     for _ in range(rng.choice((1, 1, 1, 2, 3, 6))):
-        at = rng.randrange(len(made) + 1)
+        # Lengths and counts lie at the beginning.
+        at = rng.randrange(min(len(made), rng.choice((32, len(made)))) + 1)
         size = rng.choice((1, 1, 2, 4, 8, 8, 16, 64))
         action = rng.randrange(8)
         if action == 0 and made:
@@ -291,8 +298,9 @@ def _place(error: BaseException) -> str:
     ours = [
         item for item in frames if "snapfmt" in item.filename and "/testing/" not in item.filename
     ]
-    chosen = (ours or list(frames) or [None])[-1]
-    return "?" if chosen is None else f"{Path(chosen.filename).name}:{chosen.lineno}"
+    for last in reversed(ours or frames):
+        return f"{Path(last.filename).name}:{last.lineno}"
+    return "?"
 
 
 class _Peak:

@@ -54,7 +54,7 @@ def chosen(names: Sequence[str]) -> list[Any]:
 
 
 def runs_of(target: Any, runs: int) -> int:
-    return max(runs // target.cost, 1)
+    return max(int(runs / target.cost), 1)
 
 
 def prepared(target: Any, folder: Path) -> Any:
@@ -158,7 +158,7 @@ def guided(target: Any, runs: int, seed: int, folder: Path, out: Path) -> NoRetu
             return hostile.changed_json(data, rng)[:most]
         return bytes(atheris.Mutate(data, most))
 
-    options = [f"-seed={seed or 1}", f"-timeout={PATIENCE}", "-rss_limit_mb=0"]
+    options = [f"-seed={seed or 1}", f"-timeout={PATIENCE}", "-rss_limit_mb=0", "-mutate_depth=2"]
     options += [f"-max_len={target.longest}", f"-artifact_prefix={inner}/"]
     judge.tally.engine = "atheris"
     fuzzing.bound_addresses()
@@ -198,7 +198,7 @@ def summary(found: Sequence[dict[str, Any]], engine: str, seconds: float) -> dic
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("names", nargs="*", metavar="TARGET", help="or how its name begins")
-    parser.add_argument("--runs", type=int, default=20_000, help="of each small target")
+    parser.add_argument("--runs", type=int, default=16_000, help="of each small target")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--engine", choices=("atheris", "random"))
     parser.add_argument("--list", action="store_true", help="print the names only")

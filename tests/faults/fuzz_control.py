@@ -66,8 +66,8 @@ PARTICIPANTS: dict[str, Callable[[], Any]] = {
 
 def targets() -> Iterator[Target]:
     for name in PARTICIPANTS:
-        yield Target(name=f"http:{name}", prepare=_routes(name), cost=2)
-        yield Target(name=f"http-json:{name}", prepare=_bodies(name), json=True, cost=2)
+        yield Target(name=f"http:{name}", prepare=_routes(name), cost=4)
+        yield Target(name=f"http-json:{name}", prepare=_bodies(name), json=True, cost=4)
     for model in REPLIES:
         yield Target(name=f"reply:{model.__name__}", prepare=_reply(model), json=True)
     yield Target(name="refusal", prepare=_refusal, json=True)
@@ -191,12 +191,12 @@ def _bodies(name: str) -> Callable[[Ground], Prepared]:
         def run(data: bytes) -> None:
             try:
                 value = json.loads(data.decode("utf-8"))
-                number = value.pop("route") if isinstance(value, dict) else 0
+                number = value.pop("route") if isinstance(value, dict) else None
                 body = json.dumps(value).encode()
             except (ValueError, KeyError, RecursionError):
-                number, body = 0, data
+                number, body = None, data
             if not _leads_away(body):
-                caller.send(number if type(number) is int else 0, body)
+                caller.send(number if type(number) is int else len(data), body)
 
         seeds = []
         for seed in _seeds(ground, caller):

@@ -1,8 +1,9 @@
 """Writes REPORT.md from what the full commands print.
 
 `python tests/faults/report.py [--run] [FOLDER]` reads `crash_points.json`, `power_loss.json`,
-`mutants.json` and `damages.json` in the folder (`build/faults` without one); with `--run` it runs
-the four commands first, one after the other. A command without a file is left out of the report.
+`mutants.json`, `damages.json` and `fuzz.json` in the folder (`build/faults` without one); with
+`--run` it runs the five commands first, one after the other. A command without a file is left out
+of the report.
 """
 
 import argparse
@@ -16,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).resolve().parent
-COMMANDS = ("crash_points", "power_loss", "mutants", "damages")
+COMMANDS = ("crash_points", "power_loss", "mutants", "damages", "fuzz")
 
 
 def run(folder: Path) -> None:
@@ -98,6 +99,30 @@ def damages(found: dict[str, Any]) -> list[str]:
     ]
 
 
+def fuzz(found: dict[str, Any]) -> list[str]:
+    guided = "guided by coverage" if found["engine"] == "atheris" else "random"
+    return [
+        "## Hostile input",
+        "",
+        (
+            f"{found['runs']} inputs ({guided}) to {found['targets']} parsers, "
+            f"{found['untyped']} findings: no error without a type, no value that is not what is "
+            "written, no memory beyond the limits, nothing outside of the target, no code run. "
+            f"{found['read']} were read and {found['refused']} refused. The most memory that one "
+            f"took was {found['memory'] / 2**20:.1f} MiB, the most processor time "
+            f"{found['slowest']} s; {found['seconds']} s in all."
+        ),
+        "",
+        *table(
+            ("parser", "inputs", "read", "refused", "findings"),
+            (
+                (item["target"], *(item.get(n, 0) for n in ("runs", "read", "refused", "untyped")))
+                for item in found["each"]
+            ),
+        ),
+    ]
+
+
 def table(head: tuple[str, ...], rows: Any) -> list[str]:
     lines = [head, tuple("---" for _ in head), *rows]
     return ["| " + " | ".join(str(cell) for cell in line) + " |" for line in lines]
@@ -121,7 +146,7 @@ def report(folder: Path) -> str:
             "are those of a clock on the wall, on a machine that did other things as well."
         ),
     ]
-    writers = (crash_points, power_loss, mutants, damages)
+    writers = (crash_points, power_loss, mutants, damages, fuzz)
     for name, writer in zip(COMMANDS, writers, strict=True):
         path = folder / f"{name}.json"
         if path.exists():

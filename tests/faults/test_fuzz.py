@@ -131,6 +131,7 @@ def test_random_inputs_come_again_and_begin_with_the_seeds() -> None:
     first, again, other = (list(random_inputs(target, seeds, 300, n)) for n in (1, 1, 2))
     assert first == again != other
     assert first[:2] == seeds
+    assert sum(data in seeds for data in random_inputs(target, seeds * 99, 40, 1)) < 20
     assert len(set(first)) > 100
     assert max(map(len, first)) <= 40
 
