@@ -1,6 +1,6 @@
 # Every target makes the environment that it needs (.venv, see .ci/setup.sh) and says so.
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-queue kills faults test check lint format types contracts schemas schemas-check readme bench bench-quick \
+.PHONY: help demo demo-queue kills faults fuzz test check lint format types contracts schemas schemas-check readme bench bench-quick \
         build setup setup-demo clean distclean
 
 BIN := .venv/bin
@@ -23,8 +23,11 @@ demo-queue: setup-demo  ## save a live TransferQueue, kill it, restore it, compa
 kills: setup    ## kill a whole run at every step of a save and a restore (about an hour)
 	$(PY) tests/faults/loop_kills.py $(ARGS)
 
-faults: setup   ## enumerate crashes, power cuts, mutants and damages (hours); tests/faults/REPORT.md
+faults: setup   ## enumerate crashes, power cuts, mutants, damages, hostile input (hours); tests/faults/REPORT.md
 	$(PY) tests/faults/report.py --run $(ARGS)
+
+fuzz: setup     ## hostile bytes to every parser; guided by coverage where atheris is installed (15 minutes)
+	$(PY) tests/faults/fuzz.py $(ARGS)
 
 test: setup     ## run all tests; ARGS="tests/unit -k pack" picks some
 ifeq ($(strip $(ARGS)),)

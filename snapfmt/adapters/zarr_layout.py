@@ -73,11 +73,16 @@ class Layout(NamedTuple):
         return math.prod(self.chunk) * self.stored.itemsize
 
     def shards(self) -> Iterator[tuple[str, Origin]]:
-        """Key and first element of every shard."""
-        sides = (range(0, n, step) for n, step in zip(self.shape, self.shard, strict=True))
-        for start in itertools.product(*sides):
-            numbers = (str(at // step) for at, step in zip(start, self.shard, strict=True))
-            yield "/".join(["c", *numbers]), start
+        """Key and first element of every shard, one at a time: a shape may name any number."""
+        counts = [-(-n // step) for n, step in zip(self.shape, self.shard, strict=True)]
+        # Not `itertools.product`, which makes a tuple of every side first.
+        for number in range(math.prod(counts)):
+            numbers: list[int] = []
+            for count in reversed(counts):
+                number, place = divmod(number, count)
+                numbers.insert(0, place)
+            start = tuple(at * step for at, step in zip(numbers, self.shard, strict=True))
+            yield "/".join(["c", *map(str, numbers)]), start
 
     def chunks(self, start: Origin) -> list[Origin]:
         """First element of every chunk of a shard in C order, also of those past the edge."""

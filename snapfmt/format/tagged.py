@@ -46,7 +46,9 @@ def decode(text: str | bytes) -> Any:
         FormatError: If the text is not tagged JSON.
     """
     try:
-        return json.loads(text, object_hook=_raise, parse_constant=_no_constant)
+        # `json.loads` would take bytes in UTF-16 or with a mark before them, too.
+        plain = text if isinstance(text, str) else text.decode("utf-8")
+        return json.loads(plain, object_hook=_raise, parse_constant=_no_constant)
     except (ValueError, TypeError, KeyError, RecursionError, struct.error) as error:
         raise FormatError(f"not tagged JSON: {error}") from error
 

@@ -48,6 +48,7 @@ REQUESTS = ("tests/faults/test_bucket_faults.py",)
 LINKS = ("tests/faults/test_surroundings.py", "-k", "link or safely or vanished")
 SAFEGUARDS = ("tests/faults/test_safeguards.py",)
 CORRUPT = ("tests/faults/test_corruption.py",)
+FUZZ = ("tests/faults/test_fuzz.py", "-k", "sample")
 
 
 @dataclass(frozen=True, slots=True)
@@ -1069,7 +1070,47 @@ REPAIRING = (
         only(VERIFY, "share"),
     ),
 )  # fmt: skip
-MUTANTS = STORAGE + WRITING + COLLECTING + READING + TRANSFER + REPAIRING
+HOSTILE = (
+    Mutant(
+        "hostile-frame-content", "format/zframes.py",
+        "content_size > limits.frame_content or content_size > len(frame) * limits.expansion",
+        "content_size < 0",
+        FUZZ,
+    ),
+    Mutant(
+        "hostile-stream-size", "format/arrow_bounds.py",
+        "            if total > limits.frame_content or total > len(data) * limits.expansion:",
+        "            if total < 0:",
+        FUZZ,
+    ),
+    Mutant(
+        "hostile-index-lists", "format/batch_index.py",
+        "            if not (lengths == expected).all():", "            if len(lengths) < 0:",
+        FUZZ,
+    ),
+    Mutant(
+        "hostile-row-offsets", "format/chunks.py",
+        "        len(offsets) != rows + 1\n        or offsets[0] != 0\n", "        False\n",
+        FUZZ,
+    ),
+    Mutant(
+        "hostile-line-end", "format/jsonl.py",
+        "0 <= place.line_offset <= end < len(content)", "True",
+        FUZZ,
+    ),
+    Mutant(
+        "hostile-shard-index", "adapters/zarr_layout.py",
+        "    if end < 0:\n", "    if False:\n",
+        FUZZ,
+    ),
+    Mutant(
+        "hostile-tagged-errors", "format/tagged.py",
+        "    except (ValueError, TypeError, KeyError, RecursionError, struct.error) as error:",
+        "    except (ValueError, KeyError, RecursionError) as error:",
+        FUZZ,
+    ),
+)  # fmt: skip
+MUTANTS = STORAGE + WRITING + COLLECTING + READING + TRANSFER + REPAIRING + HOSTILE
 
 
 @contextmanager

@@ -1,9 +1,9 @@
 """Writes REPORT.md from what the full commands print.
 
 `python tests/faults/report.py [--run] [FOLDER]` reads `crash_points.json`, `power_loss.json`,
-`mutants.json`, `damages.json` and `repairs.json` in the folder (`build/faults` without one); with
-`--run` it runs the commands first, one after the other. A command without a file is left out
-of the report.
+`mutants.json` and so on in the folder (`build/faults` without one), a file for each of `COMMANDS`;
+with `--run` it runs the commands first, one after the other. A command without a file is left
+out of the report.
 """
 
 import argparse
@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).resolve().parent
-COMMANDS = ("crash_points", "power_loss", "mutants", "damages", "repairs")
+COMMANDS = ("crash_points", "power_loss", "mutants", "damages", "repairs", "fuzz")
 
 
 def run(folder: Path) -> None:
@@ -136,6 +136,30 @@ def machine() -> str:
     )
 
 
+def fuzz(found: dict[str, Any]) -> list[str]:
+    guided = "guided by coverage" if found["engine"] == "atheris" else "random"
+    return [
+        "## Hostile input",
+        "",
+        (
+            f"{found['runs']} inputs ({guided}) to {found['targets']} parsers, "
+            f"{found['untyped']} findings: no error without a type, no value that is not what is "
+            "written, no memory beyond the limits, nothing outside of the target, no code run. "
+            f"{found['read']} were read and {found['refused']} refused. The most memory that one "
+            f"took was {found['memory'] / 2**20:.1f} MiB, the most processor time "
+            f"{found['slowest']} s; {found['seconds']} s in all."
+        ),
+        "",
+        *table(
+            ("parser", "inputs", "read", "refused", "findings"),
+            (
+                (item["target"], *(item.get(n, 0) for n in ("runs", "read", "refused", "untyped")))
+                for item in found["each"]
+            ),
+        ),
+    ]
+
+
 def report(folder: Path) -> str:
     """The text, of the files that are there."""
     lines = [
@@ -146,7 +170,7 @@ def report(folder: Path) -> str:
             "are those of a clock on the wall, on a machine that did other things as well."
         ),
     ]
-    writers = (crash_points, power_loss, mutants, damages, repairs)
+    writers = (crash_points, power_loss, mutants, damages, repairs, fuzz)
     for name, writer in zip(COMMANDS, writers, strict=True):
         path = folder / f"{name}.json"
         if path.exists():

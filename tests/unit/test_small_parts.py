@@ -136,6 +136,14 @@ def test_missing_is_one_thing() -> None:
     assert MISSING.__class__() != MISSING
 
 
+@pytest.mark.req("R-6")
+@pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-16", "utf-16-le", "utf-32-be"])
+def test_tagged_json_in_another_encoding_is_refused(encoding: str) -> None:
+    """The audit takes it for UTF-8, and no other reader would guess what it is."""
+    with pytest.raises(FormatError, match="not tagged JSON"):
+        tagged.decode('{"a":1}'.encode(encoding))
+
+
 @pytest.mark.parametrize(
     "text",
     [

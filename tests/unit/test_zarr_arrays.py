@@ -3,6 +3,7 @@
 import itertools
 import json
 import threading
+import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -548,6 +549,18 @@ def test_other_metadata_are_refused(
     save: Save, fields: dict[str, Any], error: type[Exception]
 ) -> None:
     refused(edited(save, **fields), error)
+
+
+def test_a_shape_of_very_many_shards_takes_no_memory() -> None:
+    """Metadata may name any number of shards; each is looked for before the next is named."""
+    layout = zarr_layout.Layout((3, 2**21), "uint8", (1, 1), (1, 1), (), {})
+    tracemalloc.start()
+    try:
+        first = list(itertools.islice(layout.shards(), 2))
+        assert tracemalloc.get_traced_memory()[1] < 2**20
+    finally:
+        tracemalloc.stop()
+    assert first == [("c/0/0", (0, 0)), ("c/0/1", (0, 1))]
 
 
 def test_limits_apply(save: Save) -> None:

@@ -29,6 +29,7 @@ OLD_SESSIONS: Final = "sessions.jsonl"
 """The sessions of a part that was written before there was such a table."""
 SERVER: Final = "server.json"
 _STATE: Final = b', "state": '
+_HEAD: Final = ("rollout_id", "attempt_index", "state_revision")
 """What divides a line into what is ours and the session's own state."""
 Session = tuple[str, int, int, dict[str, Any]]
 """Rollout, run, revision, state."""
@@ -224,10 +225,12 @@ def _head(line: bytes, what: str) -> tuple[str, int, int]:
     head, found, _ = line.partition(_STATE)
     try:
         value = json.loads(head + b"}" if found else line)
-        return value["rollout_id"], value["attempt_index"], value["state_revision"]
-    except (ValueError, LookupError, RecursionError):
+        rollout_id, attempt_index, revision = map(value.__getitem__, _HEAD)
+        if [type(item) for item in (rollout_id, attempt_index, revision)] == [str, int, int]:
+            return rollout_id, attempt_index, revision
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
         pass
-    # Its fields are in another order.
+    # Its fields are in another order, or it is no session.
     try:
         record = from_line(ResourceSnapshot, line)
     except (ValueError, RecursionError) as error:

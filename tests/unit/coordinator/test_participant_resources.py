@@ -271,7 +271,14 @@ def test_revisions_are_read_without_the_states(saves: Any, line: str) -> None:
     assert sessions_part.revisions(found) == {"a-a2": 5}
 
 
-@pytest.mark.parametrize("line", [b'{"rollout_id": "a"}', b'{"rollout_id": "a", "state": {}}'])
+@pytest.mark.parametrize(
+    "line",
+    [
+        *(b'{"rollout_id": "a"}', b'{"rollout_id": "a", "state": {}}'),
+        b'{"rollout_id": "a", "attempt_index": 0, "state_revision": "x", "state": {}}',
+        b'{"rollout_id": [], "attempt_index": true, "state_revision": 1}',
+    ],
+)
 def test_a_line_that_is_no_session_has_no_revision(saves: Any, line: bytes) -> None:
     with saves.attempt.part(PART) as part:
         part.records(OLD_SESSIONS, [line])
