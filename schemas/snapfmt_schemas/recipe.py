@@ -10,7 +10,7 @@ from snapfmt_schemas._base import Record
 from snapfmt_schemas.fingerprint import Fingerprint
 from snapfmt_schemas.lines import to_value
 from snapfmt_schemas.opaque import Items, OpaqueObject, check_json
-from snapfmt_schemas.redaction import secret_kind
+from snapfmt_schemas.redaction import redact, secret_kind
 
 PathGlob = Annotated[str, StringConstraints(pattern=r"^[^.\s]+(\.[^.\s]+)*$", max_length=512)]
 """Dotted path; `*` stands for (a part of) one name, `**` for any number of names."""
@@ -63,6 +63,12 @@ def _kept(value: Any, path: tuple[str, ...], globs: tuple[tuple[str, ...], ...])
     return value
 
 
+def _clean(config: dict[str, Any], paths: Iterable[str]) -> dict[str, Any]:
+    """Without those members, and with what is secret in another way than by its name hidden."""
+    clean: dict[str, Any] = redact(_kept(config, (), _split(paths)))[0]
+    return clean
+
+
 def _secret(name: str, child: Any, siblings: dict[str, Any]) -> bool:
     kind = secret_kind(name, siblings)
     if kind == "text":
@@ -78,7 +84,8 @@ class Recipe(Record):
     """A configuration without what a restore may change and without secrets.
 
     Fields are those of upstream's bootstrap identity, version 7. Secrets are left out and
-    not blanked, so that a run with a key in its configuration equals one with it elsewhere.
+    not blanked, so that a run with a key in its configuration equals one with it elsewhere. What
+    is secret in another way than by its name, such as a URL with a password, is blanked.
     """
 
     SCHEMA: ClassVar[str] = "snapfmt.recipe"
@@ -91,10 +98,10 @@ class Recipe(Record):
     config: OpaqueObject
 
     @model_validator(mode="after")
-    def _clean(self) -> Self:
+    def _check(self) -> Self:
         if list(self.excluded_paths) != sorted(set(self.excluded_paths)):
             raise ValueError("excluded_paths must be sorted and without repetition")
-        if self.config != _kept(self.config, (), _split(self.excluded_paths)):
+        if self.config != _clean(self.config, self.excluded_paths):
             raise ValueError("config has an excluded or secret member; build it with Recipe.of")
         return self
 
@@ -105,7 +112,7 @@ class Recipe(Record):
         """The recipe of a full configuration."""
         check_json(config)
         paths = tuple(sorted(set(excluded_paths)))
-        return cls(excluded_paths=paths, config=_kept(config, (), _split(paths)))
+        return cls(excluded_paths=paths, config=_clean(config, paths))
 
     def to_fingerprint(self) -> Fingerprint:
         """The fingerprint `recipe`: sha256 of the compact sorted JSON of this record."""

@@ -1,9 +1,12 @@
 """What is secret by its name, and how it is taken out before anything is stored.
 
-Only names decide: values are opaque, and a guess at text would change conversations. Numbers
-under a `token` name stay, since they are counts and ids; so do the tokens of a tokenizer.
+Names decide: values are opaque, and a guess at text would change conversations. Two values are
+looked into, since what they hold has names as well: JSON text of a tool call, and a URL with a
+password. Numbers under a `token` name stay, since they are counts and ids; so do the tokens of a
+tokenizer.
 """
 
+import json
 import re
 from collections.abc import Collection, Mapping
 from functools import lru_cache
@@ -25,7 +28,7 @@ REDACTED: Final = "[redacted]"
 
 SECRET_WORDS: Final = _word_set(
     "password passwords passwd passphrase pwd secret secrets credential credentials "
-    "authorization cookie cookies cookiejar bearer apikey jwt dsn otp"
+    "authorization cookie cookies cookiejar bearer apikey jwt dsn otp environ"
 )
 """A name that has one of these words is secret."""
 SECRET_ENDINGS: Final = ("password", "passwords", "passwd", "passphrase")
@@ -44,6 +47,10 @@ SECRET_PAIRS: Final = frozenset(
         ("shared", "key"),
         ("ssh", "key"),
         ("connection", "string"),
+        ("storage", "options"),
+        ("environment", "variables"),
+        ("env", "variables"),
+        ("env", "vars"),
     }
 )
 """So is one that has two of these side by side."""
@@ -73,6 +80,9 @@ _TOKEN_WORDS = _word_set(
     "access auth authentication bearer refresh hf hub api oauth session security csrf xsrf "
     "github gitlab wandb ngc"
 )
+JSON_TEXTS: Final = frozenset({"arguments", "output"})
+"""Names under which a tool call and its result have an object as JSON text."""
+_URL_WITH_PASSWORD = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://[^\s/?#:@]*:[^\s/?#@]+@\S*")
 _LOGPROBS = ("logprob", "logprobs", "top_logprobs")
 _TOKEN_FACTS = ("bytes", "token_id", "rank")
 _JOINED = (
@@ -174,7 +184,8 @@ def redact(value: Any, extra_keys: Collection[str] = ()) -> tuple[Any, tuple[str
     An object or array under a secret name keeps its shape and its own names, so that a
     record stays valid; each text and number in it is replaced. Null, true, false and empty
     text stay. Pairs `[name, value]` count as well: inside a name that ends in `headers` all of
-    them, elsewhere those of `HEADER_NAMES`.
+    them, elsewhere those of `HEADER_NAMES`. So does JSON text under one of `JSON_TEXTS`; the path
+    of what was in it stands behind its own and a colon.
 
     Args:
         value: Any JSON value; it is not changed.
@@ -207,7 +218,8 @@ def redact(value: Any, extra_keys: Collection[str] = ()) -> tuple[Any, tuple[str
             holder[place] = REDACTED
             paths.append(path)
         else:
-            holder[place] = node
+            holder[place], within = _looked_into(node, place, extra_keys)
+            paths += [f"{path}:{item}" for item in within]
     return root[0], tuple(sorted(paths))
 
 
@@ -231,6 +243,21 @@ def _is_header_name(value: Any) -> bool:
 
 
 def _is_secret_leaf(node: Any, scope: str) -> bool:
+    if isinstance(node, str) and "@" in node and _URL_WITH_PASSWORD.fullmatch(node):
+        return True
     if not scope or node is None or isinstance(node, bool) or node in ("", REDACTED):
         return False
     return scope == "all" or isinstance(node, str)
+
+
+def _looked_into(
+    node: Any, name: str | int, extra_keys: Collection[str]
+) -> tuple[Any, tuple[str, ...]]:
+    """A leaf without the secrets that JSON text in it names; unchanged where it has none."""
+    if name not in JSON_TEXTS or not isinstance(node, str) or node.lstrip()[:1] not in ("{", "["):
+        return node, ()
+    try:
+        clean, within = redact(json.loads(node), extra_keys)
+        return (json.dumps(clean), within) if within else (node, ())
+    except (ValueError, RecursionError):
+        return node, ()

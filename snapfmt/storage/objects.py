@@ -28,6 +28,7 @@ from snapfmt.errors import (
     StorageUnavailable,
     UnsupportedFilesystem,
 )
+from snapfmt.storage import probes
 from snapfmt.storage.base import CLOSED, OBJECTS, Buffer, check_key, may_be_closed
 from snapfmt.storage.client import ObjectClient, ObjectInfo
 from snapfmt.storage.faults import truncated, workspace_gone
@@ -78,7 +79,7 @@ class ObjectStore:
         """
         if self._capabilities is not None:
             return
-        key = f".probe-{secrets.token_hex(8)}"
+        key = probes.probe_name()
         try:
             problem = self._probe(key)
         except MissingObject as error:
@@ -100,16 +101,15 @@ class ObjectStore:
 
     def _probe(self, key: str) -> str:
         """What makes a safe publication impossible here; empty if nothing does."""
-        ignored = "(If-None-Match is ignored)"
-        self.create(key, b"first")
-        try:
-            self.create(key, b"second")
-        except ConflictError:
-            if self.get(key, limit=64) != b"first":
-                return f"reports a conflict, but the object was overwritten {ignored}"
-        else:
-            return f"overwrites an object that a conditional PUT must not touch {ignored}"
-        return "" if key in self.names("") else "does not list what it has stored"
+        if found := probes.problem(self, key):
+            return found
+        listed = {info.key: info.modified_ns for info in self._all("", deep=False)}
+        if key not in listed:
+            return "does not list what it has stored"
+        for name in probes.left_behind(listed, key):
+            with contextlib.suppress(SnapfmtError):
+                self.delete(name)
+        return ""
 
     def get(self, key: str, *, limit: int) -> bytes:
         """The whole object, by one ranged GET."""

@@ -3,7 +3,6 @@
 import contextlib
 import errno
 import os
-import secrets
 import shutil
 import stat
 import warnings
@@ -11,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from snapfmt.storage.base import Buffer
+from snapfmt.storage.probes import left_behind, probe_name
 
 _NO_DIRECTORY_SYNC = frozenset({errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP})
 """What file systems answer that keep directory entries durable by themselves, or cannot."""
@@ -127,9 +127,10 @@ def probe(root: Path) -> dict[str, bool]:
     `exclusive_rename`: renaming a folder onto one that holds a file fails. `hard_link`: a link to
     a name that exists fails. `directory_fsync`: a directory can be synced.
     """
-    folder = root / f".probe-{secrets.token_hex(8)}"
+    folder = root / probe_name()
     folder.mkdir()
     try:
+        _remove_left(root, folder.name)
         return {
             "exclusive_rename": _refuses_rename(folder),
             "hard_link": _refuses_link(folder),
@@ -137,6 +138,16 @@ def probe(root: Path) -> dict[str, bool]:
         }
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def _remove_left(root: Path, own: str) -> None:
+    """Remove the probes of processes that were killed in them; not needed for this one."""
+    modified = {}
+    for name in os.listdir(root):
+        with contextlib.suppress(OSError):
+            modified[name] = os.lstat(root / name).st_mtime_ns
+    for name in left_behind(modified, own):
+        shutil.rmtree(root / name, ignore_errors=True)
 
 
 def _refuses_rename(folder: Path) -> bool:

@@ -43,6 +43,11 @@ def open_store(
             what=scheme,
             hint="use a path, file:// or s3://; another file system needs an ObjectClient",
         )
+    if mark and "@" in text.removeprefix("file://").partition("/")[0]:
+        # Without the text: what stands before the mark may be a password.
+        raise InputError(
+            "a file:// URL has no user", what="file://", hint="file:///an/absolute/path"
+        )
     if re.match(r"s3a?:", text):
         raise InputError("not a URL of a bucket", what=text, hint="s3://bucket/prefix")
     if storage_options:

@@ -276,7 +276,7 @@ STORAGE = (
         REQUESTS,
     ),
     Mutant(
-        "objects-probe", "storage/objects.py",
+        "objects-probe", "storage/probes.py",
         'return f"overwrites an object that a conditional PUT must not touch {ignored}"',
         'return ""', ("tests/conformance/test_store_suite_s3.py", "-k", "refused"),
     ),

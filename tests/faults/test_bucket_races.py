@@ -69,7 +69,7 @@ def test_sixty_four_threads_in_memory() -> None:
 
 
 def test_sixty_four_threads_on_a_disk(fast_path: Path) -> None:
-    """Processes: test_processes.py."""
+    """Processes: test_soak.py."""
     root, rounds = fast_path / "run", 2
     Repository.create(root)
     for number in range(1, rounds + 1):

@@ -1,6 +1,5 @@
-"""Several processes: tickets, races for one number, kills and pauses."""
+"""Several processes: tickets, pauses and the dead. Kills and races: test_soak.py."""
 
-import json
 import os
 import signal
 import subprocess
@@ -9,13 +8,12 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from threading import Barrier
-from typing import Any
 
 import pytest
 
 from snapfmt import Repository
 from snapfmt.errors import CommitConflict, InputError, LeaseExpired
-from snapfmt.testing.samples import contents, everything, save
+from snapfmt.testing.samples import everything, save
 from snapfmt_schemas.attempt import Receipt, Ticket
 
 Spawn = Callable[..., "subprocess.Popen[str]"]
@@ -67,112 +65,6 @@ def test_what_is_no_ticket_or_another_ones_is_refused(
     attempt.abandon()
     with pytest.raises(LeaseExpired):
         Repository.join(ticket)
-
-
-RACE = """
-import sys, json
-from snapfmt import Repository
-from snapfmt.errors import SnapfmtError
-repository = Repository.open(sys.argv[1])
-for line in sys.stdin:
-    number = int(line)
-    attempt = repository.begin(number=number)
-    part = attempt.part("p")
-    part.stage("who", sys.argv[2].encode())
-    receipt = part.seal()
-    print("ready", flush=True)
-    sys.stdin.readline()
-    try:
-        manifest = attempt.publish([receipt], user_metadata={"who": sys.argv[2]})
-        print(json.dumps(["published", manifest.write_id]), flush=True)
-    except SnapfmtError as error:
-        attempt.abandon()
-        print(json.dumps([type(error).__name__, str(error)]), flush=True)
-"""
-
-
-def test_of_sixteen_processes_that_publish_one_number_exactly_one_wins(
-    repository: Repository, spawn: Spawn
-) -> None:
-    count, rounds = 16, 5
-    children = [spawn(RACE, repository.location, str(who)) for who in range(count)]
-    pipes: list[tuple[Any, Any]] = [(child.stdin, child.stdout) for child in children]
-
-    def tell(text: str) -> None:
-        for stdin, _ in pipes:
-            stdin.write(text + "\n")
-            stdin.flush()
-
-    for number in range(1, rounds + 1):
-        tell(str(number))
-        assert [stdout.readline().strip() for _, stdout in pipes] == ["ready"] * count
-        tell("go")
-        outcomes = [json.loads(stdout.readline()) for _, stdout in pipes]
-        winners = [who for who, outcome in enumerate(outcomes) if outcome[0] == "published"]
-        assert len(winners) == 1, outcomes
-        losers = {outcome[0] for outcome in outcomes if outcome[0] != "published"}
-        assert losers == {"CommitConflict"}, outcomes
-        snapshot = Repository.open(repository.location).snapshot(number)
-        assert snapshot.manifest.user_metadata == {"who": str(winners[0])}
-        assert snapshot.manifest.write_id == outcomes[winners[0]][1]
-        assert snapshot.part("p").read("who") == str(winners[0]).encode()
-    assert repository.numbers() == list(range(1, rounds + 1))
-    assert repository.verify().findings == []
-
-
-SAVE_FOREVER = """
-import sys
-import numpy as np
-from snapfmt import Repository
-from snapfmt.format import pack
-pack.TARGET_SIZE = 100_000
-repository = Repository.open(sys.argv[1])
-rng = np.random.default_rng(0)
-while True:
-    attempt = repository.begin()
-    print("begun", flush=True)
-    part = attempt.part("p")
-    for number in range(30):
-        part.stage(f"e{number}", rng.bytes(20_000))
-    with part.table("t") as table:
-        for number in range(20):
-            table.append([f"k{number}"], {"x": [rng.integers(0, 100, 5_000)]})
-    print("written", flush=True)
-    receipt = part.seal()
-    print("sealed", flush=True)
-    attempt.publish([receipt])
-    print("published", flush=True)
-"""
-
-
-def test_a_process_killed_at_any_moment_leaves_a_good_repository(
-    repository: Repository, spawn: Spawn
-) -> None:
-    save(repository, value=1)
-    first = contents(repository.snapshot(1))
-    published = 1
-    for moment in range(12):
-        child = spawn(SAVE_FOREVER, repository.location)
-        assert child.stdout is not None
-        stop = ("begun", "written", "sealed", "published")[moment % 4]
-        for line in child.stdout:
-            if line.strip() == stop:
-                break
-        time.sleep((moment * 7 % 5) * 0.004)
-        child.send_signal(signal.SIGKILL)
-        child.wait()
-        assert contents(repository.snapshot(1)) == first
-        numbers = repository.numbers()
-        assert numbers == list(range(1, len(numbers) + 1))
-        assert len(numbers) >= published
-        report = repository.verify()
-        assert report.ok, report.damage
-        # The next save finds that the owner is dead, and cleans up after it.
-        assert save(repository, value=moment).number == len(numbers) + 1
-        published = len(numbers) + 1
-        assert repository.leases() == []
-        assert repository.verify().findings == []
-        assert {path.name for path in (Path(repository.location) / "attempts").iterdir()} == set()
 
 
 PAUSED = """

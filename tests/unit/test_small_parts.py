@@ -5,6 +5,9 @@ import errno
 import os
 import subprocess
 import sys
+import time
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +19,10 @@ from snapfmt.errors import CorruptObject, FormatError, SnapfmtError, Unsupported
 from snapfmt.format import compat, digest, dtypes, layout, pack, tagged
 from snapfmt.format.columns import Column, Signature, concat, from_values
 from snapfmt.storage import posix
+from snapfmt.storage.client import ObjectInfo
 from snapfmt.storage.faults import typed
+from snapfmt.storage.memory import MemoryClient
+from snapfmt.storage.objects import ObjectStore
 from snapfmt.testing.equality import same
 from snapfmt.writing.owner import current_owner, is_dead
 from snapfmt_schemas.manifest import Features
@@ -279,6 +285,35 @@ def test_a_probe_leaves_nothing(tmp_path: Path) -> None:
         "directory_fsync": True,
     }
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.req("S-8")
+def test_probes_of_killed_processes_go_when_they_are_old(tmp_path: Path) -> None:
+    for name in (".probe-0123456789abcdef", ".probe-fedcba9876543210", "mine"):
+        (tmp_path / name / "old").mkdir(parents=True)
+        (tmp_path / name / "old" / "file").write_text("old")
+    long_ago = time.time() - 3700
+    for name in (".probe-0123456789abcdef", "mine"):
+        os.utime(tmp_path / name, (long_ago, long_ago))
+    posix.probe(tmp_path)
+    assert {path.name for path in tmp_path.iterdir()} == {".probe-fedcba9876543210", "mine"}
+
+
+@pytest.mark.req("S-8")
+def test_probes_of_killed_processes_go_from_a_bucket_too() -> None:
+    class Aged(MemoryClient):
+        """Where one of two probes and another object are two hours old."""
+
+        def list(self, prefix: str, *, deep: bool) -> Iterator[ObjectInfo]:
+            for info in super().list(prefix, deep=deep):
+                age = 7_200_000_000_000 if "old" in info.key else 0
+                yield replace(info, modified_ns=info.modified_ns - age)
+
+    client = Aged()
+    for name in (".probe-old", ".probe-new", "old"):
+        client.put(name, b"first", exclusive=True, metadata={})
+    ObjectStore(client).prepare()
+    assert {info.key for info in client.list("", deep=True)} == {".probe-new", "old"}
 
 
 def test_a_directory_sync_that_fails_is_never_tolerated(

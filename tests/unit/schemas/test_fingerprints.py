@@ -10,6 +10,7 @@ from pydantic import ValidationError
 
 from snapfmt_schemas.fingerprint import Fingerprint
 from snapfmt_schemas.recipe import Recipe, path_matches
+from snapfmt_schemas.redaction import redact
 from snapfmt_schemas.topology import Topology, TopologyParticipant
 
 Make = Callable[..., TopologyParticipant]
@@ -161,6 +162,23 @@ def test_a_recipe_has_neither_secrets_nor_excluded_paths() -> None:
         "judge": {},
     }
     assert CONFIG["hf_token"] == "k3"
+
+
+def test_a_recipe_hides_what_is_secret_in_another_way() -> None:
+    config = {
+        "db": "postgres://u:k@h/d",
+        "sent": [["Cookie", "k"]],
+        "call": {"arguments": '{"password": "k"}'},
+    }
+    recipe = Recipe.of(config)
+    assert recipe.config == {
+        "db": "[redacted]",
+        "sent": [["Cookie", "[redacted]"]],
+        "call": {"arguments": '{"password": "[redacted]"}'},
+    }
+    assert redact(recipe.to_fingerprint().content)[1] == (), "a publication takes it"
+    with pytest.raises(ValueError, match=r"Recipe\.of"):
+        Recipe(config=config)
 
 
 def test_only_what_counts_changes_the_fingerprint() -> None:

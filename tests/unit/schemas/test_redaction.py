@@ -1,6 +1,7 @@
 """What is secret by its name, and what is not."""
 
 import copy
+import json
 from typing import Any
 
 import pytest
@@ -22,6 +23,7 @@ pwd PGPASSWORD MYSQL_PWD mypassword userpasswd password1 apikeys secretkey acces
 openai_key wandb_key anthropic_key hf_key OPENAI_KEY openaikey OpenAIKey authtoken accesstoken
 refreshtoken csrftoken cookiejar hf_token_2 HF_TOKEN_2_1 hf_token2 api_key2 token1 tokenA token_1
 access_token_value authtoken_value otp user_otp secret_word
+storage_options storageOptions environ os.environ env_vars environment_variables envVars
 """
 PLAIN_NAMES = """
 token_ids token_mask token_ids_delta num_tokens max_tokens max_new_tokens total_tokens tokens
@@ -30,6 +32,7 @@ tokenizer_path token_count key capture_key staging_key prompt author session_id 
 api_key_env credentials_path cookie_policy password_file keys monkey secretary
 primary_key sort_key staging_keys signature function_signature thought_signature word pad_token_2
 password_file_2 token_value hf_key_mapping openai_model donkey hotkey 2 tokenization tokenAt
+env environment storage options env_name environments
 """
 
 
@@ -106,6 +109,48 @@ def test_a_text_beside_a_token_does_not_make_it_a_piece_of_text(name: str) -> No
     clean, paths = redact({"token": "s", name: "tok_1"})
     assert clean == {"token": REDACTED, name: "tok_1"}
     assert paths == ("token",)
+
+
+@pytest.mark.parametrize("name", ["arguments", "output"])
+def test_json_text_of_a_tool_call(name: str) -> None:
+    call = {"url": "x", "headers": {"Authorization": "Bearer s", "n": [1, 2.5]}}
+    clean, paths = redact({"type": "function_call", name: json.dumps(call)})
+    assert json.loads(clean[name]) == {
+        "url": "x",
+        "headers": {"Authorization": REDACTED, "n": [1, 2.5]},
+    }
+    assert paths == (f"{name}:headers.Authorization",)
+    assert redact(clean) == (clean, ())
+    assert redact({name: '[["cookie", "s"]]'})[0] == {name: f'[["cookie", "{REDACTED}"]]'}
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"x":  1, "token": 5 }',
+        "{not json, password: s}",
+        '"password"',
+        "",
+        "[" * 100_000,
+        '{"n": ' + "1" * 5000 + "}",
+    ],
+)
+def test_text_of_a_tool_call_without_a_secret_stays_as_it_is(text: str) -> None:
+    assert redact({"arguments": text, "n": [text]}) == ({"arguments": text, "n": [text]}, ())
+
+
+def test_a_url_with_a_password_whatever_its_name() -> None:
+    for url in ("postgres://user:s@host/db", "s3://key:s@bucket", "https://:s@host:80/?x=1"):
+        assert redact({"place": url, "n": [url]})[0] == {"place": REDACTED, "n": [REDACTED]}
+    for text in (
+        "https://host:80/path@2",
+        "ssh://user@host",
+        "a://b:c",
+        "see https://user:s@host for it",
+        "mailto:a@b",
+        "a:b@c",
+    ):
+        assert redact({"place": text}) == ({"place": text}, ())
 
 
 def test_extra_names_whatever_their_case() -> None:
