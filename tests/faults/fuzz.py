@@ -31,7 +31,9 @@ MODULES = (
     "snapfmt.testing.fuzz_documents",
     "snapfmt.testing.fuzz_binary",
     "snapfmt.testing.fuzz_repository",
+    "snapfmt.testing.fuzz_s3",
     "fuzz_control",
+    "fuzz_parts",
 )
 PATIENCE = 60
 """Seconds after which an input that does not come to an end ends its process."""
@@ -154,7 +156,7 @@ def guided(target: Any, runs: int, seed: int, folder: Path, out: Path) -> NoRetu
 
     def mutate(data: bytes, most: int, number: int) -> bytes:
         rng = random.Random(number)
-        if target.json and rng.random() < 0.5:
+        if target.only_json or (target.json and rng.random() < 0.5):
             return hostile.changed_json(data, rng)[:most]
         return bytes(atheris.Mutate(data, most))
 
