@@ -101,8 +101,8 @@ def _answer(ground: Ground) -> Prepared:
     calls: tuple[Callable[[], object], ...] = (
         lambda: _bounded(client.get("a", 0, 5), 5),
         lambda: client.head("a"),
-        lambda: [_below(item.key) for item in client.list("", deep=False)],
-        lambda: [_below(item.key) for item in client.list("", deep=True)],
+        lambda: _listed(client.list("", deep=False)),
+        lambda: _listed(client.list("", deep=True)),
         lambda: client.put("a", b"data", exclusive=True, metadata={"w": "1"}),
         lambda: client.delete("a"),
     )
@@ -131,6 +131,7 @@ def _bounded(data: bytes, size: int) -> None:
         raise Wrong(f"{len(data)} bytes, asked were {size}")
 
 
-def _below(key: object) -> None:
-    if not isinstance(key, str):
-        raise Wrong(f"a key is {key!r:.99}")
+def _listed(found: Iterator[Any]) -> None:
+    for item in found:
+        if not isinstance(item.key, str) or type(item.size) is not int:
+            raise Wrong(f"listed {item!r:.99}")

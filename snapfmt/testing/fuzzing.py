@@ -111,7 +111,6 @@ class Tally:
     slowest: float = 0.0
     """Most seconds of processor time that one input took."""
     seconds: float = 0.0
-    engine: str = ""
     findings: dict[str, str] = field(default_factory=dict)
     """Where and what -> the first input, in base64."""
 

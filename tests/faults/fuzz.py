@@ -7,7 +7,8 @@ each, and one JSON object at the end. A target may refuse an input with an error
 Anything else is a finding: another error, memory beyond the declared limits, time, a file or a
 socket outside of its folder, code that is run. With atheris (`pip install snapfmt[fuzz]`) inputs
 are guided by the coverage of the code, each target in a process of its own; without it they are
-random changes of the seeds, the same ones for the same `--seed`, in this process.
+random changes of the seeds, the same ones for the same `--seed`, in this process. `--add` puts the
+figures of several runs together.
 """
 
 import argparse
@@ -30,11 +31,13 @@ PACKAGES = ["snapfmt", "snapfmt_schemas", "snapfmt_coordinator"]
 MODULES = (
     "snapfmt.testing.fuzz_documents",
     "snapfmt.testing.fuzz_binary",
+    "snapfmt.testing.fuzz_zarr",
     "snapfmt.testing.fuzz_repository",
     "snapfmt.testing.fuzz_s3",
     "fuzz_control",
     "fuzz_parts",
 )
+COUNTS = ("runs", "read", "refused", "untyped")
 PATIENCE = 60
 """Seconds after which an input that does not come to an end ends its process."""
 
@@ -162,7 +165,6 @@ def guided(target: Any, runs: int, seed: int, folder: Path, out: Path) -> NoRetu
 
     options = [f"-seed={seed or 1}", f"-timeout={PATIENCE}", "-rss_limit_mb=0", "-mutate_depth=2"]
     options += [f"-max_len={target.longest}", f"-artifact_prefix={inner}/"]
-    judge.tally.engine = "atheris"
     fuzzing.bound_addresses()
     atheris.Setup([sys.argv[0], *options, str(corpus)], one, custom_mutator=mutate)
     atheris.Fuzz()
@@ -184,15 +186,26 @@ def line(tally: dict[str, Any]) -> str:
     return text
 
 
-def summary(found: Sequence[dict[str, Any]], engine: str, seconds: float) -> dict[str, Any]:
-    names = ("runs", "read", "refused", "untyped")
+def merged(found: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """One tally for each target: counts are added, of the rest the largest is kept."""
+    each: dict[str, dict[str, Any]] = {}
+    for item in found:
+        tally = each.setdefault(item["target"], {"target": item["target"], "findings": {}})
+        for name in (*COUNTS, "guided", "seconds"):
+            tally[name] = round(tally.get(name, 0) + item.get(name, 0), 1)
+        for name in ("memory", "slowest"):
+            tally[name] = max(tally.get(name, 0), item.get(name, 0))
+        tally["findings"] |= item.get("findings", {})
+    return list(each.values())
+
+
+def summary(found: Sequence[dict[str, Any]]) -> dict[str, Any]:
     return {
-        "engine": engine,
-        **{name: sum(item.get(name, 0) for item in found) for name in names},
+        **{n: sum(item.get(n, 0) for item in found) for n in (*COUNTS, "guided")},
         "memory": max((item.get("memory", 0) for item in found), default=0),
         "slowest": max((item.get("slowest", 0) for item in found), default=0),
         "targets": len(found),
-        "seconds": round(seconds, 1),
+        "seconds": round(sum(item.get("seconds", 0) for item in found), 1),
         "each": list(found),
     }
 
@@ -203,12 +216,19 @@ def main() -> int:
     parser.add_argument("--runs", type=int, default=16_000, help="of each small target")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--engine", choices=("atheris", "random"))
+    parser.add_argument(
+        "--add",
+        type=Path,
+        action="append",
+        default=[],
+        metavar="JSON",
+        help="figures of an earlier run, to be added to these",
+    )
     parser.add_argument("--list", action="store_true", help="print the names only")
     given = parser.parse_args()
     if given.list:
         print("\n".join(item.name for item in targets()))
         return 0
-    began = time.monotonic()
     there = importlib.util.find_spec("atheris") is not None
     engine = given.engine or ("atheris" if there else "random")
     here = os.getcwd()
@@ -225,7 +245,11 @@ def main() -> int:
         os.chdir(here)
     if engine == "random":
         print("\n".join(map(line, found)), file=sys.stderr)
-    result = summary(found, engine, time.monotonic() - began)
+    for item in found:
+        item["guided"] = item.get("runs", 0) if engine == "atheris" else 0
+    for path in given.add:
+        found += json.loads(path.read_bytes())["each"]
+    result = summary(merged(found))
     print(json.dumps(result))
     return 1 if result["untyped"] else 0
 
