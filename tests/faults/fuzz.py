@@ -49,9 +49,9 @@ def targets() -> Iterator[Any]:
         yield from import_module(module).targets()
 
 
-def chosen(names: Sequence[str]) -> list[Any]:
+def chosen(names: Sequence[str], without: Sequence[str] = ()) -> list[Any]:
     """Those whose names are, or begin with, the given ones; all without any."""
-    found = list(targets())
+    found = [item for item in targets() if not item.name.startswith(tuple(without))]
     picked = [item for item in found if not names or item.name.startswith(tuple(names))]
     if unknown := [name for name in names if not any(t.name.startswith(name) for t in found)]:
         raise SystemExit(f"no such target: {', '.join(unknown)}")
@@ -215,6 +215,7 @@ def main() -> int:
     parser.add_argument("names", nargs="*", metavar="TARGET", help="or how its name begins")
     parser.add_argument("--runs", type=int, default=16_000, help="of each small target")
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--without", action="append", default=[], metavar="TARGET")
     parser.add_argument("--engine", choices=("atheris", "random"))
     parser.add_argument(
         "--add",
@@ -238,10 +239,12 @@ def main() -> int:
 
             # What is imported before this is not guided.
             with atheris.instrument_imports(include=PACKAGES):
-                picked = chosen(given.names)
+                picked = chosen(given.names, given.without)
             found = by_atheris(picked, given.runs, given.seed, Path(folder))
         else:
-            found = by_random(chosen(given.names), given.runs, given.seed, Path(folder))
+            found = by_random(
+                chosen(given.names, given.without), given.runs, given.seed, Path(folder)
+            )
         os.chdir(here)
     if engine == "random":
         print("\n".join(map(line, found)), file=sys.stderr)
