@@ -35,6 +35,7 @@ CONNECT_S: Final = 10
 READ_S: Final = 120
 SLOWEST: Final = 2**20
 """Bytes per second below which a request counts as stalled."""
+_PIECE: Final = 2**16
 _BUSY: Final = frozenset({408, 429, 500, 502, 503, 504})
 """Also after the request was carried out in part: some servers call a lost quorum SlowDown."""
 _DENIED: Final = frozenset({"ExpiredToken", "InvalidToken", "TokenRefreshRequired"})
@@ -95,10 +96,10 @@ class S3Client:
                 Key=self._key(key),
                 Range=f"bytes={offset}-{offset + size - 1}",
             )
-            async with answer["Body"] as body:
-                data: bytes = await body.read()
             expected = answer.get("ContentLength")
-            if expected is not None and len(data) != expected:
+            async with answer["Body"] as body:
+                data = await _read_most(body, size, expected)
+            if expected is not None and len(data) < min(expected, size):
                 raise StorageUnavailable("the body was cut off", what=key)
             return data
 
@@ -258,8 +259,19 @@ def _disown(loop: Any) -> None:
     loop._closed = True
 
 
-class _RangeError(Exception):
-    """The range begins behind the end."""
+async def _read_most(body: Any, size: int, expected: int | None) -> bytes:
+    """A body that should have `size` bytes; of a longer or an endless one no more is kept."""
+    if expected is not None and expected <= size:
+        data: bytes = await body.read()
+        return data
+    found = bytearray()
+    while len(found) <= size and (piece := await body.read(_PIECE)):
+        found += piece
+    return bytes(found)
+
+
+class _RangeError(StorageError):
+    """The range begins behind the end; only a request that has one may be refused so."""
 
 
 def _typed(error: Exception, key: str, location: str) -> Exception:
@@ -273,7 +285,7 @@ def _typed(error: Exception, key: str, location: str) -> Exception:
     if status in (409, 412):
         return ConflictError(f"the server refused it ({said})", what=key)
     if status == 416:
-        return _RangeError()
+        return _RangeError(f"the server refused it ({said})", what=key)
     if status == 404:
         if code == "NoSuchBucket":
             return StoreNotFound("no such bucket", what=location, hint="create it first")

@@ -180,11 +180,11 @@ def _line(model: type[Record]) -> Callable[[Ground], Prepared]:
 def _examples(model: type[Record], golden: Golden) -> list[bytes]:
     kind = model.SCHEMA.removeprefix("snapfmt.")
     found = [text.replace(b"\n", b" ") for text in golden.documents(kind)]
-    found += [lines.to_line(record) for record in _records() if type(record) is model]
+    found += [lines.to_line(record) for record in records() if type(record) is model]
     return [*found, json.dumps(example(model.model_json_schema())).encode(), b"{}"]
 
 
-def _records() -> Iterator[Record]:
+def records() -> Iterator[Record]:
     """Those whose rules no schema tells."""
     run: dict[str, Any] = {"rollout_id": "p7_g0", "attempt_index": 1}
     boundary = AgentBoundaryRecord(

@@ -91,6 +91,8 @@ class Target:
     """It gets so many times fewer inputs than a small parser."""
     json: bool = False
     """Whether inputs are JSON, and are also changed as such."""
+    only_json: bool = False
+    """Whether they are changed as such alone: what is not JSON would end at once."""
     longest: int = LONGEST
 
 
@@ -109,7 +111,6 @@ class Tally:
     slowest: float = 0.0
     """Most seconds of processor time that one input took."""
     seconds: float = 0.0
-    engine: str = ""
     findings: dict[str, str] = field(default_factory=dict)
     """Where and what -> the first input, in base64."""
 
@@ -246,7 +247,7 @@ def random_inputs(target: Target, seeds: Sequence[bytes], count: int, seed: int)
     yield from plain
     for _ in range(count - len(plain)):
         data = rng.choice(seeds)
-        if target.json and rng.random() < 0.5:
+        if target.only_json or (target.json and rng.random() < 0.5):
             yield changed_json(data, rng)[: target.longest]
         else:
             yield changed_bytes(data, rng, seeds)[: target.longest]

@@ -7,7 +7,8 @@ each, and one JSON object at the end. A target may refuse an input with an error
 Anything else is a finding: another error, memory beyond the declared limits, time, a file or a
 socket outside of its folder, code that is run. With atheris (`pip install snapfmt[fuzz]`) inputs
 are guided by the coverage of the code, each target in a process of its own; without it they are
-random changes of the seeds, the same ones for the same `--seed`, in this process.
+random changes of the seeds, the same ones for the same `--seed`, in this process. `--add` puts the
+figures of several runs together.
 """
 
 import argparse
@@ -30,9 +31,13 @@ PACKAGES = ["snapfmt", "snapfmt_schemas", "snapfmt_coordinator"]
 MODULES = (
     "snapfmt.testing.fuzz_documents",
     "snapfmt.testing.fuzz_binary",
+    "snapfmt.testing.fuzz_zarr",
     "snapfmt.testing.fuzz_repository",
+    "snapfmt.testing.fuzz_s3",
     "fuzz_control",
+    "fuzz_parts",
 )
+COUNTS = ("runs", "read", "refused", "untyped")
 PATIENCE = 60
 """Seconds after which an input that does not come to an end ends its process."""
 
@@ -44,9 +49,9 @@ def targets() -> Iterator[Any]:
         yield from import_module(module).targets()
 
 
-def chosen(names: Sequence[str]) -> list[Any]:
+def chosen(names: Sequence[str], without: Sequence[str] = ()) -> list[Any]:
     """Those whose names are, or begin with, the given ones; all without any."""
-    found = list(targets())
+    found = [item for item in targets() if not item.name.startswith(tuple(without))]
     picked = [item for item in found if not names or item.name.startswith(tuple(names))]
     if unknown := [name for name in names if not any(t.name.startswith(name) for t in found)]:
         raise SystemExit(f"no such target: {', '.join(unknown)}")
@@ -154,13 +159,12 @@ def guided(target: Any, runs: int, seed: int, folder: Path, out: Path) -> NoRetu
 
     def mutate(data: bytes, most: int, number: int) -> bytes:
         rng = random.Random(number)
-        if target.json and rng.random() < 0.5:
+        if target.only_json or (target.json and rng.random() < 0.5):
             return hostile.changed_json(data, rng)[:most]
         return bytes(atheris.Mutate(data, most))
 
     options = [f"-seed={seed or 1}", f"-timeout={PATIENCE}", "-rss_limit_mb=0", "-mutate_depth=2"]
     options += [f"-max_len={target.longest}", f"-artifact_prefix={inner}/"]
-    judge.tally.engine = "atheris"
     fuzzing.bound_addresses()
     atheris.Setup([sys.argv[0], *options, str(corpus)], one, custom_mutator=mutate)
     atheris.Fuzz()
@@ -182,15 +186,26 @@ def line(tally: dict[str, Any]) -> str:
     return text
 
 
-def summary(found: Sequence[dict[str, Any]], engine: str, seconds: float) -> dict[str, Any]:
-    names = ("runs", "read", "refused", "untyped")
+def merged(found: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """One tally for each target: counts are added, of the rest the largest is kept."""
+    each: dict[str, dict[str, Any]] = {}
+    for item in found:
+        tally = each.setdefault(item["target"], {"target": item["target"], "findings": {}})
+        for name in (*COUNTS, "guided", "seconds"):
+            tally[name] = round(tally.get(name, 0) + item.get(name, 0), 1)
+        for name in ("memory", "slowest"):
+            tally[name] = max(tally.get(name, 0), item.get(name, 0))
+        tally["findings"] |= item.get("findings", {})
+    return list(each.values())
+
+
+def summary(found: Sequence[dict[str, Any]]) -> dict[str, Any]:
     return {
-        "engine": engine,
-        **{name: sum(item.get(name, 0) for item in found) for name in names},
+        **{n: sum(item.get(n, 0) for item in found) for n in (*COUNTS, "guided")},
         "memory": max((item.get("memory", 0) for item in found), default=0),
         "slowest": max((item.get("slowest", 0) for item in found), default=0),
         "targets": len(found),
-        "seconds": round(seconds, 1),
+        "seconds": round(sum(item.get("seconds", 0) for item in found), 1),
         "each": list(found),
     }
 
@@ -200,13 +215,21 @@ def main() -> int:
     parser.add_argument("names", nargs="*", metavar="TARGET", help="or how its name begins")
     parser.add_argument("--runs", type=int, default=16_000, help="of each small target")
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--without", action="append", default=[], metavar="TARGET")
     parser.add_argument("--engine", choices=("atheris", "random"))
+    parser.add_argument(
+        "--add",
+        type=Path,
+        action="append",
+        default=[],
+        metavar="JSON",
+        help="figures of an earlier run, to be added to these",
+    )
     parser.add_argument("--list", action="store_true", help="print the names only")
     given = parser.parse_args()
     if given.list:
         print("\n".join(item.name for item in targets()))
         return 0
-    began = time.monotonic()
     there = importlib.util.find_spec("atheris") is not None
     engine = given.engine or ("atheris" if there else "random")
     here = os.getcwd()
@@ -216,14 +239,20 @@ def main() -> int:
 
             # What is imported before this is not guided.
             with atheris.instrument_imports(include=PACKAGES):
-                picked = chosen(given.names)
+                picked = chosen(given.names, given.without)
             found = by_atheris(picked, given.runs, given.seed, Path(folder))
         else:
-            found = by_random(chosen(given.names), given.runs, given.seed, Path(folder))
+            found = by_random(
+                chosen(given.names, given.without), given.runs, given.seed, Path(folder)
+            )
         os.chdir(here)
     if engine == "random":
         print("\n".join(map(line, found)), file=sys.stderr)
-    result = summary(found, engine, time.monotonic() - began)
+    for item in found:
+        item["guided"] = item.get("runs", 0) if engine == "atheris" else 0
+    for path in given.add:
+        found += json.loads(path.read_bytes())["each"]
+    result = summary(merged(found))
     print(json.dumps(result))
     return 1 if result["untyped"] else 0
 

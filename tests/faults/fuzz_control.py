@@ -67,7 +67,7 @@ PARTICIPANTS: dict[str, Callable[[], Any]] = {
 def targets() -> Iterator[Target]:
     for name in PARTICIPANTS:
         yield Target(name=f"http:{name}", prepare=_routes(name), cost=4)
-        yield Target(name=f"http-json:{name}", prepare=_bodies(name), json=True, cost=4)
+        yield Target(name=f"http-json:{name}", prepare=_bodies(name), only_json=True, cost=4)
     for model in REPLIES:
         yield Target(name=f"reply:{model.__name__}", prepare=_reply(model), json=True)
     yield Target(name="refusal", prepare=_refusal, json=True)

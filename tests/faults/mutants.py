@@ -1094,11 +1094,6 @@ HOSTILE = (
         FUZZ,
     ),
     Mutant(
-        "hostile-line-end", "format/jsonl.py",
-        "0 <= place.line_offset <= end < len(content)", "True",
-        FUZZ,
-    ),
-    Mutant(
         "hostile-shard-index", "adapters/zarr_layout.py",
         "    if end < 0:\n", "    if False:\n",
         FUZZ,

@@ -137,14 +137,15 @@ def machine() -> str:
 
 
 def fuzz(found: dict[str, Any]) -> list[str]:
-    guided = "guided by coverage" if found["engine"] == "atheris" else "random"
     return [
         "## Hostile input",
         "",
         (
-            f"{found['runs']} inputs ({guided}) to {found['targets']} parsers, "
-            f"{found['untyped']} findings: no error without a type, no value that is not what is "
-            "written, no memory beyond the limits, nothing outside of the target, no code run. "
+            f"{found['runs']} inputs to {found['targets']} parsers, of which {found['guided']} "
+            "were guided by coverage and the others were random changes of the seeds; "
+            f"{found['untyped']} findings. A finding is an error without a type, a value that is "
+            "not what is written, memory beyond the limits, a reach outside of the target, code "
+            "that is run. "
             f"{found['read']} were read and {found['refused']} refused. The most memory that one "
             f"took was {found['memory'] / 2**20:.1f} MiB, the most processor time "
             f"{found['slowest']} s; {found['seconds']} s in all."
