@@ -122,10 +122,13 @@ def soak(found: dict[str, Any]) -> list[str]:
         "",
         (
             "Processes save, read, pin, push, retire, collect and restore beside each other; they "
-            f"are killed at random moments, and disks or servers fail. {found['saves']} saves "
-            f"({found['saves_on_a_base']} on a base), {found['kills']} kills, {found['pauses']} "
-            f"pauses, {found['faults']} faults, {found['restores']} restores, {found['pushes']} "
-            f"pushes, {found['reads']} snapshots read meanwhile, {found['bytes_checked']} bytes "
+            f"are killed at random moments, and disks or servers fail. {found['saves']} saves of "
+            f"{found['asked']} ({found['saves_on_a_base']} on a base), {found['kills']} kills, "
+            f"{found['pauses']} pauses, {found['faults']} faults, {found['restores']} restores, "
+            f"{found['pushes']} pushes, {found['reads']} snapshots read meanwhile, "
+            f"{found['pins']} pins ({found['pinned_too_late']} of them while the snapshot was "
+            "being retired: its objects stayed, but it was no longer published), "
+            f"{found['bytes_checked']} bytes "
             f"compared: {found['losses']} losses, {found['leaks']} leaks, "
             f"{len(found['violations'])} other violations. {found['rounds']} repositories; "
             f"{found['seconds']} s."

@@ -142,6 +142,7 @@ def soak(
         "store": store,
         "seed": seed,
         "saves": len(heard.saved),
+        "asked": saves,
         "saves_on_a_base": heard.on_a_base,
         "kills": kills.total(),
         "pauses": pauses,
@@ -193,8 +194,10 @@ def _run(
             print(f"{before} saves, {kills.total()} kills", file=sys.stderr, flush=True)
         heard.hear(crew.heard(chance.expovariate(1 / KILL_S)))
         last = now if len(heard.saved) > before else last
-        if now - last > HUNG_S or now > until:
-            heard.violations.append(f"no end after {len(heard.saved)} saves")
+        if now > until:
+            break
+        if now - last > HUNG_S:
+            heard.violations.append(f"no save in {HUNG_S} s, after {len(heard.saved)}")
         heard.violations += [f"{name} ended by itself" for name in crew.ended()]
         for pid in [pid for pid, end in stopped.items() if end < now]:
             del stopped[pid]
@@ -246,7 +249,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--rounds", type=int, default=1, help="repositories, one after the other")
     parser.add_argument("--few", action="store_true", help="fewer kinds of processes")
-    parser.add_argument("--seconds", type=float, default=7200.0, help="at most")
+    parser.add_argument("--seconds", type=float, default=7200.0, help="of a round, at most")
     parser.add_argument("--folder", type=Path, help="on the disk to be used; default: a new one")
     given = parser.parse_args(arguments)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
@@ -266,7 +269,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"round {turn + 1}: {rounds[-1]['saves']} saves", file=sys.stderr, flush=True)
     found = summed(rounds)
     sys.stdout.write(json.dumps(found, indent=1) + "\n")
-    return 1 if found["losses"] or found["leaks"] or found["violations"] else 0
+    wrong = found["losses"] or found["leaks"] or found["violations"]
+    return 1 if wrong or found["saves"] < found["asked"] else 0
 
 
 if __name__ == "__main__":
