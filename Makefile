@@ -23,7 +23,7 @@ demo-queue: setup-demo  ## save a live TransferQueue, kill it, restore it, compa
 kills: setup    ## kill a whole run at every step of a save and a restore (about an hour)
 	$(PY) tests/faults/loop_kills.py $(ARGS)
 
-faults: setup   ## enumerate crashes, power cuts, mutants, damages, hostile input (hours); tests/faults/REPORT.md
+faults: setup   ## crashes, power cuts, mutants, damages, hostile bytes, a soak, crowds (hours); REPORT.md
 	$(PY) tests/faults/report.py --run $(ARGS)
 
 fuzz: setup     ## hostile bytes to every parser; guided by coverage where atheris is installed (15 minutes)

@@ -144,9 +144,12 @@ class LocalStore:
             return []
         except OSError as error:
             raise typed(error, prefix) from error
-        key = f"{prefix}/{PUBLISHED}"
         if PUBLISHED in found and prefix:
-            size = size_beneath(self._root, key)
+            key = f"{prefix}/{PUBLISHED}"
+            try:
+                size = size_beneath(self._root, key)
+            except OSError as error:
+                raise typed(error, key) from error
             if size is not None and self._is_closed(key, size):
                 found.remove(PUBLISHED)
         return found
@@ -162,8 +165,10 @@ class LocalStore:
             return False
         try:
             descriptor = open_beneath(self._root, key)
-        except OSError:
-            return False
+        except OSError as error:
+            if error.errno in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP):
+                return False
+            raise typed(error, key) from error
         try:
             return _says_closed(descriptor, key, size)
         finally:
@@ -220,7 +225,10 @@ class LocalStore:
 
     def has_workspace(self, key: str) -> bool:
         """Whether the folder is there."""
-        return self._path(key).is_dir()
+        try:
+            return self._path(key).is_dir()
+        except OSError as error:
+            raise typed(error, key) from error
 
     def fence_workspace(self, key: str, *, by_owner: bool = False) -> bool:
         """Rename the folder: every later open, rename or publication through it fails."""
@@ -334,7 +342,7 @@ class LocalStore:
 
 
 def _says_closed(descriptor: int, key: str, size: int) -> bool:
-    return may_be_closed(key, size) and os.pread(descriptor, size, 0) == CLOSED
+    return may_be_closed(key, size) and _read(descriptor, 0, size, key) == CLOSED
 
 
 def _write_file(path: Path, pieces: Iterable[Buffer]) -> None:

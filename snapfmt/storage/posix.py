@@ -15,6 +15,13 @@ from snapfmt.storage.probes import left_behind, probe_name
 _NO_DIRECTORY_SYNC = frozenset({errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP})
 """What file systems answer that keep directory entries durable by themselves, or cannot."""
 
+_TROUBLE = frozenset(
+    {
+        *(errno.EIO, errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.ESTALE),
+        *(errno.EMFILE, errno.ENFILE, errno.ENOMEM),
+    }
+)
+
 
 def write_all(descriptor: int, data: Buffer) -> None:
     """Write every byte, however many calls it takes."""
@@ -157,6 +164,7 @@ def _refuses_rename(folder: Path) -> bool:
     try:
         (folder / "new").rename(folder / "old")
     except OSError as error:
+        _raise_trouble(error)
         return error.errno in (errno.ENOTEMPTY, errno.EEXIST)
     return False
 
@@ -169,9 +177,15 @@ def _refuses_link(folder: Path) -> bool:
         os.link(folder / "second", folder / "first")
     except FileExistsError:
         return (folder / "first").read_text() == "1"
-    except OSError:
-        return False
+    except OSError as error:
+        _raise_trouble(error)
     return False
+
+
+def _raise_trouble(error: OSError) -> None:
+    """Raise an error that says nothing about what the file system can do."""
+    if error.errno in _TROUBLE:
+        raise error
 
 
 def _syncs_directory(folder: Path) -> bool:

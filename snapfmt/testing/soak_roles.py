@@ -131,7 +131,7 @@ def _failing_calls(member: Member, root: Path) -> Iterator[None]:
 
 def read(member: Member, repository: Repository) -> None:
     """Read a published snapshot whole, or have it verified; it may be retired meanwhile."""
-    time.sleep(member.random.uniform(0.0, 0.2))
+    time.sleep(member.random.uniform(0.0, 0.6))
     numbers = repository.numbers()
     if not numbers:
         time.sleep(0.05)
@@ -181,14 +181,14 @@ def pin_and_read(member: Member, repository: Repository) -> None:
                 return
             raise AssertionError(f"the pinned snapshot {number} failed: {error}") from error
         member.tell("read", number=number, bytes=found)
-        time.sleep(member.random.uniform(0.0, 0.3))
+        time.sleep(member.random.uniform(0.0, 0.6))
     member.tell("unpinning", name=name)
     repository.unpin(name)
 
 
 def restore(member: Member, repository: Repository) -> None:
     """Find the newest good snapshot, as a restore does, and read every row of it."""
-    time.sleep(member.random.uniform(0.0, 0.8))
+    time.sleep(member.random.uniform(0.0, 1.5))
     until = time.monotonic() + _PATIENCE_S
     while repository.numbers():
         # The newest may be retired, by then an old one, between any two looks.
@@ -205,7 +205,7 @@ def restore(member: Member, repository: Repository) -> None:
 
 def collect(member: Member, repository: Repository) -> None:
     """Retire, collect or clean up."""
-    time.sleep(member.random.uniform(0.0, 0.3))
+    time.sleep(member.random.uniform(0.0, 0.8))
     choice = member.random.random()
     if choice < 0.5:
         repository.keep_latest(member.random.randrange(1, 6))
@@ -225,7 +225,7 @@ def collect(member: Member, repository: Repository) -> None:
 
 def push(member: Member, repository: Repository, target: Place) -> None:
     """Copy a snapshot to the second repository, and read it there."""
-    time.sleep(member.random.uniform(0.0, 0.6))
+    time.sleep(member.random.uniform(0.0, 1.5))
     numbers = repository.numbers()
     if not numbers:
         return

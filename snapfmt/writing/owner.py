@@ -24,7 +24,8 @@ def is_dead(owner: Owner) -> bool:
     space, _, _ = owner.pid_started.rpartition(":")
     if not owner.boot_id or owner.boot_id != _boot_id() or not space or space != here:
         return False
-    return _started(owner.pid) != owner.pid_started
+    started = _started(owner.pid)
+    return _is_gone(owner.pid) if started is None else started != owner.pid_started
 
 
 def has_this_clock(owner: Owner) -> bool:
@@ -40,11 +41,22 @@ def _boot_id() -> str:
 
 
 def _started(pid: int) -> str | None:
-    """The process's PID namespace and start time, or None when it is gone."""
+    """The process's PID namespace and start time, or None when they cannot be read."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
         space = os.readlink("/proc/self/ns/pid")
     except OSError:
         return None
     # State Z is a process that ended and waits for its parent: it writes no more.
-    return None if fields[0] == "Z" else f"{space}:{fields[19]}"
+    return f"{space}:{'' if fields[0] == 'Z' else fields[19]}"
+
+
+def _is_gone(pid: int) -> bool:
+    """Whether there is no such process; one may be hidden, or too many files may be open."""
+    try:
+        os.kill(pid, 0)
+    except (ProcessLookupError, OverflowError):
+        return True
+    except OSError:
+        return False
+    return False

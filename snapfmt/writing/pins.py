@@ -34,7 +34,8 @@ def pin(store: Store, name: str, number: int, limits: Limits) -> Pin:
             raise ConflictError(
                 "the name pins another snapshot", what=name, hint="unpin it first"
             ) from None
-    # Only now: a retirement has either seen the pin, or taken the snapshot out before this look.
+    # Only now: a retirement has seen the pin, or taken the snapshot out before this look, or is
+    # between its look at the pins and its first step. In that case it still keeps the objects.
     if store.size(manifest) is None:
         store.delete(key)
         raise gone

@@ -429,8 +429,18 @@ WRITING = (
     ),
     Mutant(
         "lease-owner-started", "writing/owner.py",
-        "return _started(owner.pid) != owner.pid_started", "return _started(owner.pid) is None",
+        "else started != owner.pid_started", "else False",
         ("tests/unit/test_small_parts.py", "-k", "owner"),
+    ),
+    Mutant(
+        "lease-owner-hidden", "writing/owner.py",
+        "_is_gone(owner.pid) if started is None", "True if started is None",
+        ("tests/faults/test_exhaustion.py", "-k", "looked_at"),
+    ),
+    Mutant(
+        "probe-left-behind", "storage/probes.py",
+        "and now - modified > _AGE_NS", "and now - modified > 2**63",
+        ("tests/unit/test_small_parts.py", "-k", "probes"),
     ),
     Mutant(
         "retire-held", "writing/retire.py",

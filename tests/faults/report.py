@@ -1,9 +1,8 @@
 """Writes REPORT.md from what the full commands print.
 
-`python tests/faults/report.py [--run] [FOLDER]` reads `crash_points.json`, `power_loss.json`,
-`mutants.json` and so on in the folder (`build/faults` without one), a file for each of `COMMANDS`;
-with `--run` it runs the commands first, one after the other. A command without a file is left
-out of the report.
+`python tests/faults/report.py [--run] [FOLDER]` reads the JSON file of each command in the folder
+(`build/faults` without one); with `--run` it runs all of them first, one after the other. A
+command without a file is left out of the report.
 """
 
 import argparse
@@ -17,15 +16,28 @@ from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).resolve().parent
-COMMANDS = ("crash_points", "power_loss", "mutants", "damages", "repairs", "fuzz")
+COMMANDS = {
+    "crash_points": ["crash_points.py"],
+    "power_loss": ["power_loss.py"],
+    "mutants": ["mutants.py"],
+    "damages": ["damages.py"],
+    "repairs": ["repairs.py"],
+    "fuzz": ["fuzz.py"],
+    "soak": ["soak.py", "--saves=1000", "--rounds=5"],
+    "soak_s3": ["soak.py", "--saves=300", "--rounds=3", "--store=s3"],
+    "crowd": ["crowd.py", "--processes=64", "--seconds=120"],
+    "crowd_s3": ["crowd.py", "--processes=12", "--seconds=60", "--store=s3"],
+    "crowd_ministack": ["crowd.py", "--processes=12", "--seconds=60", "--store=ministack"],
+}
+"""Name of the file of figures, and what writes it."""
 
 
 def run(folder: Path) -> None:
     """Run every command; its figures also stand where it found something."""
-    for name in COMMANDS:
+    for name, (program, *arguments) in COMMANDS.items():
         print(f"{name} ...", file=sys.stderr)
         done = subprocess.run(
-            [sys.executable, str(HERE / f"{name}.py")], stdout=subprocess.PIPE, check=False
+            [sys.executable, str(HERE / program), *arguments], stdout=subprocess.PIPE, check=False
         )
         if done.stdout:
             (folder / f"{name}.json").write_bytes(done.stdout)
@@ -123,19 +135,6 @@ def repairs(found: dict[str, Any]) -> list[str]:
     ]
 
 
-def table(head: tuple[str, ...], rows: Any) -> list[str]:
-    lines = [head, tuple("---" for _ in head), *rows]
-    return ["| " + " | ".join(str(cell) for cell in line) + " |" for line in lines]
-
-
-def machine() -> str:
-    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
-    return (
-        f"{os.cpu_count()} cores, {memory:.0f} GiB, {platform.system()} {platform.machine()}, "
-        f"Python {platform.python_version()}"
-    )
-
-
 def fuzz(found: dict[str, Any]) -> list[str]:
     return [
         "## Hostile input",
@@ -161,6 +160,70 @@ def fuzz(found: dict[str, Any]) -> list[str]:
     ]
 
 
+PLACES = {
+    "local": "a local disk",
+    "s3": "SeaweedFS, through a proxy that spoils requests",
+    "ministack": "MiniStack",
+}
+
+
+def soak(found: dict[str, Any]) -> list[str]:
+    return [
+        f"## Soak on {PLACES[found['store']]}",
+        "",
+        (
+            "Processes save, read, pin, push, retire, collect and restore beside each other; they "
+            f"are killed at random moments, and disks or servers fail. {found['saves']} saves of "
+            f"{found['asked']} ({found['saves_on_a_base']} on a base), {found['kills']} kills, "
+            f"{found['pauses']} pauses, {found['faults']} faults, {found['restores']} restores, "
+            f"{found['pushes']} pushes, {found['reads']} snapshots read meanwhile, "
+            f"{found['pins']} pins ({found['pinned_too_late']} of them while the snapshot was "
+            "being retired: its objects stayed, but it was no longer published), "
+            f"{found['bytes_checked']} bytes "
+            f"compared: {found['losses']} losses, {found['leaks']} leaks, "
+            f"{len(found['violations'])} other violations. {found['rounds']} repositories; "
+            f"{found['seconds']} s."
+        ),
+        "",
+        *table(("killed", "times"), found["each_kill"].items()),
+        "",
+        *table(("fault", "times"), found["each_fault"].items()),
+        "",
+        *table(("who was told what", "times"), found["typed_errors"].items()),
+    ]
+
+
+def crowd(found: dict[str, Any]) -> list[str]:
+    place = PLACES[found["store"]].partition(",")[0]
+    said = ", ".join(f"{count} {name}" for name, count in found["each_conflict"].items())
+    return [
+        f"## {found['processes']} processes at once on {place}",
+        "",
+        (
+            f"{found['published']} numbers were published, each by exactly one process; "
+            f"{found['conflicts']} times a process was told that another had it ({said}). "
+            f"{found['reads']} snapshots read, {found['verified']} verified, "
+            f"{found['retirements']} retirements, {found['collections']} collections meanwhile; "
+            f"{found['bytes_checked']} bytes compared: {found['losses']} losses, "
+            f"{found['leaks']} leaks, {len(found['violations'])} other violations. "
+            f"{found['seconds']} s."
+        ),
+    ]
+
+
+def table(head: tuple[str, ...], rows: Any) -> list[str]:
+    lines = [head, tuple("---" for _ in head), *rows]
+    return ["| " + " | ".join(str(cell) for cell in line) + " |" for line in lines]
+
+
+def machine() -> str:
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
+    return (
+        f"{os.cpu_count()} cores, {memory:.0f} GiB, {platform.system()} {platform.machine()}, "
+        f"Python {platform.python_version()}"
+    )
+
+
 def report(folder: Path) -> str:
     """The text, of the files that are there."""
     lines = [
@@ -171,7 +234,19 @@ def report(folder: Path) -> str:
             "are those of a clock on the wall, on a machine that did other things as well."
         ),
     ]
-    writers = (crash_points, power_loss, mutants, damages, repairs, fuzz)
+    writers = (
+        crash_points,
+        power_loss,
+        mutants,
+        damages,
+        repairs,
+        fuzz,
+        soak,
+        soak,
+        crowd,
+        crowd,
+        crowd,
+    )
     for name, writer in zip(COMMANDS, writers, strict=True):
         path = folder / f"{name}.json"
         if path.exists():

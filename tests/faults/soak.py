@@ -29,7 +29,7 @@ from snapfmt.testing import s3_servers
 from snapfmt.testing.crew import Crew, Member, Place
 from snapfmt.testing.fault_proxy import FaultProxy, Rule, Way
 from snapfmt.testing.soak_check import settle, told
-from snapfmt.testing.soak_roles import roles
+from snapfmt.testing.soak_roles import restore, roles
 from snapfmt.testing.soak_told import Told
 
 CAST = {
@@ -46,7 +46,7 @@ FEW = {"saver": 2, "pinner": 1, "restorer": 1, "collector": 1}
 """Those of a sample."""
 KILL_S = 0.1
 """Between two kills, on average, as long as enough is saved between them."""
-KILLS = {"saver": 0.7, "others": 0.7}
+KILLS = {"saver": 0.6, "others": 0.4}
 """Kills that each save allows, whatever the machine's speed."""
 HUNG_S = 180.0
 """Without a save, after which it counts as hung."""
@@ -127,14 +127,13 @@ def soak(
                 found = settle(source.open(), heard.saved, heard.pinned)
                 member.tell("source", **told(found))
                 member.tell("target", **told(settle(target.open(), {}, {})))
+                restore(member, source.open())
             except SnapfmtError as error:
                 raise AssertionError(f"it did not settle: {error}") from error
 
         ends = {}
         for event in crew.ask("judge", final, seconds=1200):
-            if event["kind"] == "violation":
-                heard.violations.append(event["text"])
-                print(event["shown"], file=sys.stderr)
+            heard.hear([event] if event["kind"] in ("violation", "restored") else [])
             ends[event["kind"]] = {
                 name: value for name, value in event.items() if name not in ("kind", "who")
             }
@@ -143,6 +142,7 @@ def soak(
         "store": store,
         "seed": seed,
         "saves": len(heard.saved),
+        "asked": saves,
         "saves_on_a_base": heard.on_a_base,
         "kills": kills.total(),
         "pauses": pauses,
@@ -194,8 +194,10 @@ def _run(
             print(f"{before} saves, {kills.total()} kills", file=sys.stderr, flush=True)
         heard.hear(crew.heard(chance.expovariate(1 / KILL_S)))
         last = now if len(heard.saved) > before else last
-        if now - last > HUNG_S or now > until:
-            heard.violations.append(f"no end after {len(heard.saved)} saves")
+        if now > until:
+            break
+        if now - last > HUNG_S:
+            heard.violations.append(f"no save in {HUNG_S} s, after {len(heard.saved)}")
         heard.violations += [f"{name} ended by itself" for name in crew.ended()]
         for pid in [pid for pid, end in stopped.items() if end < now]:
             del stopped[pid]
@@ -223,28 +225,52 @@ def _run(
     return pauses
 
 
+def summed(rounds: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Figures of all rounds together; what is no figure, of each."""
+    found: dict[str, Any] = {"store": rounds[0]["store"], "rounds": len(rounds)}
+    for name, value in rounds[0].items():
+        values = [item[name] for item in rounds]
+        if name in ("seed", "ends"):
+            found[name] = values
+        elif isinstance(value, dict):
+            found[name] = dict(sorted(sum(map(Counter, values), Counter()).items()))
+        elif isinstance(value, list):
+            found[name] = [item for items in values for item in items]
+        elif name != "store":
+            found[name] = round(sum(values), 1)
+    return found
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Command line."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--saves", type=int, default=1000)
     parser.add_argument("--store", choices=["local", "s3", "ministack"], default="local")
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--rounds", type=int, default=1, help="repositories, one after the other")
     parser.add_argument("--few", action="store_true", help="fewer kinds of processes")
-    parser.add_argument("--seconds", type=float, default=7200.0, help="at most")
+    parser.add_argument("--seconds", type=float, default=7200.0, help="of a round, at most")
     parser.add_argument("--folder", type=Path, help="on the disk to be used; default: a new one")
     given = parser.parse_args(arguments)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    with tempfile.TemporaryDirectory(dir=given.folder, prefix="snapfmt-soak-") as folder:
-        found = soak(
-            given.store,
-            given.saves,
-            given.seed,
-            Path(folder),
-            cast=FEW if given.few else CAST,
-            seconds=given.seconds,
-        )
+    rounds = []
+    for turn in range(given.rounds):
+        with tempfile.TemporaryDirectory(dir=given.folder, prefix="snapfmt-soak-") as folder:
+            rounds.append(
+                soak(
+                    given.store,
+                    -(-given.saves // given.rounds),
+                    given.seed + turn,
+                    Path(folder),
+                    cast=FEW if given.few else CAST,
+                    seconds=given.seconds,
+                )
+            )
+        print(f"round {turn + 1}: {rounds[-1]['saves']} saves", file=sys.stderr, flush=True)
+    found = summed(rounds)
     sys.stdout.write(json.dumps(found, indent=1) + "\n")
-    return 1 if found["losses"] or found["leaks"] or found["violations"] else 0
+    wrong = found["losses"] or found["leaks"] or found["violations"]
+    return 1 if wrong or found["saves"] < found["asked"] else 0
 
 
 if __name__ == "__main__":
