@@ -311,7 +311,7 @@ def _fixed() -> ExitStack:
         stack.enter_context(mock.patch.object(target, name, value))
     stack.enter_context(mock.patch("snapfmt.storage.local.probe", return_value=found))
     stack.enter_context(mock.patch("snapfmt.writing.attempt.WRITER", WRITER))
-    stack.enter_context(mock.patch("snapfmt.repository.__version__", WRITER.split()[1]))
+    stack.enter_context(mock.patch("snapfmt.writing.founding.__version__", WRITER.split()[1]))
     return stack
 
 

@@ -287,7 +287,7 @@ STORAGE = (
     ),
     Mutant(
         "s3-cut-body", "storage/s3.py",
-        "if expected is not None and len(data) != expected:", "if False:",
+        "if expected is not None and len(data) < min(expected, size):", "if False:",
         ("tests/faults/test_bucket_proxy.py",),
     ),
     Mutant(
