@@ -14,6 +14,8 @@ from snapfmt_schemas.completion import CompletionReceipt
 
 T = TypeVar("T")
 
+NO_AGENT: Final = ""
+"""In place of an agent server's name: runs that no agent holds, only models and resources."""
 _NOT_INSTALLED: Final = ("wrong_phase", "unknown_checkpoint", "stale_checkpoint")
 
 
@@ -75,14 +77,15 @@ async def discard(
 ) -> int:
     """Has restored rollouts start over, by agent server; returns how many agents discarded.
 
-    Models and resources are told too, so that the new run meets no lineage and no session of
-    the old one. Upstream has this route on agents only: elsewhere it may be missing.
+    Models and resources are told of all, also of those of `NO_AGENT`, so that the new run meets
+    no lineage and no session of the old one. Upstream has this route on agents only: elsewhere
+    it may be missing.
 
     Raises:
         InputError: If there is no agent server of a name.
         ControlRefused, ParticipantFailed, DeadlineExceeded: If a server did not do it.
     """
-    agents = _agents(links, executions)
+    agents = _agents(links, {name: ones for name, ones in executions.items() if name != NO_AGENT})
     everything = [one for ones in executions.values() for one in ones]
 
     async def send(link: Link, ones: Sequence[v1.Execution]) -> int:

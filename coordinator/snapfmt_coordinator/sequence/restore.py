@@ -17,6 +17,7 @@ from typing import Any, Literal, TypeVar
 
 from snapfmt import Repository
 from snapfmt.errors import ParticipantFailed, RefusedError
+from snapfmt_coordinator.gym.upkeep import NO_AGENT
 from snapfmt_coordinator.protocol.v1 import Capabilities, Execution
 from snapfmt_coordinator.sequence.indexes import SavedRun
 from snapfmt_coordinator.sequence.outcomes import grouped
@@ -239,15 +240,20 @@ class _Restore:
             await self._done(controller.install(keys), controller.uninstall)
 
     async def _discard(self, gym: Gym) -> None:
-        _, over = self._split()
-        if not over:
-            return
+        continued, over = self._split()
         by_agent: dict[str, list[Execution]] = defaultdict(list)
         for run, _ in over:
             by_agent[run.agent] += _next_runs([run])
+        # The new run must not meet the session of one that parked before its first boundary,
+        # nor that of one that ended and was never retired.
+        known = {run.capture_key for run in (*continued, *(run for run, _ in over))}
+        if loose := sorted(self._saved_sessions() - known):
+            by_agent[NO_AGENT] = [_next_run_of(key) for key in loose]
+        if not by_agent:
+            return
         async with self.recorder.phase("discard", "gym", waited=(NEW, PARKED)) as notes:
             reasons: Counter[str] = Counter(why for _, why in over)
-            notes.count(started_over=len(over), **reasons)
+            notes.count(started_over=len(over), loose_sessions=len(loose), **reasons)
             deadline = time.time() + self.step_s
             work = gym.discard(
                 self.restore_id, by_agent, deadline_ts=deadline, observe=observer(self.recorder)
@@ -287,8 +293,13 @@ class _Restore:
         """Every run that a Gym server may have installed, also those without a continuation."""
         runs = self.selected.indexes.runs
         known = {run.capture_key for run in runs}
-        others = sorted(self.selected.controller.dispatched_runs() - known)
+        saved = self.selected.controller.dispatched_runs() | self._saved_sessions()
+        others = sorted(saved - known)
         return (*_next_runs(runs), *(_next_run_of(key) for key in others))
+
+    def _saved_sessions(self) -> set[str]:
+        """Capture keys of all runs of which a resources server saved a session."""
+        return {key for found in self.selected.indexes.sessions.values() for key in found}
 
     def _split(self) -> tuple[list[SavedRun], list[tuple[SavedRun, StartOver]]]:
         """Saved runs that go on, and those that start over, with the reason."""

@@ -17,6 +17,7 @@ from snapfmt.reading.snapshot import Snapshot
 from snapfmt_coordinator.gym.client import Retries, ServerAddress
 from snapfmt_coordinator.gym.parts import METADATA_KEY, GymParts, to_metadata
 from snapfmt_coordinator.gym.side import GymSide
+from snapfmt_coordinator.gym.upkeep import NO_AGENT
 from snapfmt_coordinator.participant import sessions_part
 from snapfmt_coordinator.participant.agent import AgentParticipant
 from snapfmt_coordinator.participant.model import ModelParticipant
@@ -267,6 +268,40 @@ def test_a_restore_continues_every_run_as_the_next_one(play: Make, repository: R
         assert starts["p0_g0"] is None
         assert all(starts[name] == sessions[name, 1] for name in starts if name != "p0_g0")
 
+    play(act)
+
+
+def test_a_run_that_starts_over_meets_no_session_of_a_run_without_a_boundary(
+    play: Make, repository: Repository
+) -> None:
+    async def before(stage: Scene) -> None:
+        execution = await stage.gym.agents["a1"].begin("p0_g0", 0)
+        async with stage.gym.tools.operation("p0_g0", 0):
+            stage.gym.sessions.used["p0_g0", 0] = 7
+        parked = asyncio.create_task(stage.side.prepare("c1", deadline_ts=soon()))
+        while not execution.parking:  # noqa: ASYNC110 - nothing tells of it
+            await asyncio.sleep(0.005)
+        waiting = asyncio.create_task(execution.wait_admission())
+        await parked
+        with repository.begin() as attempt:
+            await stage.side.commit("c1", deadline_ts=soon(), tickets=attempt.ticket)
+            await stage.side.resume("c1", deadline_ts=soon())
+            await waiting
+            parts = await stage.side.collect("c1", deadline_ts=soon(), tickets=attempt.ticket)
+            attempt.publish(list(parts.receipts), user_metadata={METADATA_KEY: to_metadata(parts)})
+
+    async def act(stage: Scene) -> None:
+        snapshot = repository.snapshot()
+        await stage.side.restore(
+            "r1", deadline_ts=soon(), snapshot=snapshot, source_checkpoint_id="c1"
+        )
+        assert stage.gym.sessions.used == {("p0_g0", 1): 7}
+        over = {NO_AGENT: [Execution(rollout_id="p0_g0", attempt_index=1)]}
+        assert await stage.side.discard("r1", over, deadline_ts=soon()) == 0
+        await stage.side.resume("r1", deadline_ts=soon())
+        assert stage.gym.sessions.used == {}
+
+    play(before)
     play(act)
 
 
