@@ -278,7 +278,7 @@ class AgentParticipant:
         """
 
         async def body() -> v1.Discarded:
-            self.fence.require(request, "restored_paused")
+            await restoring.installed(self.fence, request)
             found = [
                 run
                 for item in set(request.executions)

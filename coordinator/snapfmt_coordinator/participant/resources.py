@@ -214,7 +214,7 @@ class ResourcesParticipant:
         """
 
         async def body() -> v1.Discarded:
-            self.fence.require(request, "restored_paused")
+            await restoring.installed(self.fence, request)
             wanted = {(item.rollout_id, item.attempt_index) for item in request.executions}
             found = wanted & self._restored
             for key in found:

@@ -1,6 +1,7 @@
 """The fan-out against the real participants: a save, a restore, and what goes wrong in between."""
 
 import asyncio
+import threading
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
 from contextlib import asynccontextmanager, contextmanager
@@ -13,17 +14,23 @@ from fastapi import FastAPI
 
 from snapfmt import Repository
 from snapfmt.errors import ControlRefused, DeadlineExceeded, ParticipantFailed
-from snapfmt.reading.snapshot import Snapshot
+from snapfmt.reading.snapshot import Part, Snapshot
 from snapfmt_coordinator.gym.client import Retries, ServerAddress
 from snapfmt_coordinator.gym.parts import METADATA_KEY, GymParts, to_metadata
 from snapfmt_coordinator.gym.side import GymSide
 from snapfmt_coordinator.gym.upkeep import NO_AGENT
-from snapfmt_coordinator.participant import sessions_part
+from snapfmt_coordinator.participant import agent_part, model_part, sessions_part
 from snapfmt_coordinator.participant.agent import AgentParticipant
 from snapfmt_coordinator.participant.model import ModelParticipant
 from snapfmt_coordinator.participant.resources import ResourcesParticipant
 from snapfmt_coordinator.participant.router import control_router
-from snapfmt_coordinator.protocol.v1 import Execution
+from snapfmt_coordinator.protocol.v1 import (
+    DiscardRestored,
+    Execution,
+    PublishedPart,
+    Restore,
+    Resume,
+)
 from snapfmt_schemas.agent import AgentBoundaryRecord
 from snapfmt_schemas.identity import capture_key
 from snapfmt_schemas.resources import ResourceSnapshot
@@ -346,6 +353,56 @@ def spoiled(snapshot: Snapshot, part: str) -> Iterator[None]:
         yield
     finally:
         path.write_bytes(good)
+
+
+@pytest.mark.parametrize("kind", ["agent/a1", "model/policy", "resources/tools"])
+def test_a_discard_waits_for_a_part_that_is_still_read(
+    play: Make, repository: Repository, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    snapshot = saved(play, repository, 2)
+    module = {"a": agent_part, "m": model_part, "r": sessions_part}[kind[0]]
+    part, read, may_end = snapshot.part(f"gym/{kind}"), module.read, threading.Event()
+    runs = tuple(Execution(rollout_id=f"p{i}_g0", attempt_index=1) for i in range(2))
+
+    def slow(part: Part) -> Any:
+        assert may_end.wait(20)
+        return read(part)
+
+    monkeypatch.setattr(module, "read", slow)
+
+    async def act(stage: Scene) -> None:
+        gym = stage.gym
+        participant = {"a": gym.agents["a1"], "m": gym.model, "r": gym.tools}[kind[0]]
+        place = PublishedPart(
+            location=snapshot.location,
+            number=snapshot.number,
+            part=part.name,
+            index_digest=part.receipt.index_digest,
+        )
+        request = Restore(
+            checkpoint_id="r1", deadline_ts=soon(), source_checkpoint_id="c1", snapshot=place
+        )
+        restoring = asyncio.create_task(participant.restore(request))
+        while participant.fence.phase != "restoring":  # noqa: ASYNC110
+            await asyncio.sleep(0.005)
+        short = DiscardRestored(checkpoint_id="r1", deadline_ts=soon(0.05), executions=runs)
+        with pytest.raises(ControlRefused) as caught:
+            await participant.discard(short)
+        assert caught.value.reason == "deadline_passed"
+        late = short.model_copy(update={"deadline_ts": soon()})
+        discarding = asyncio.create_task(participant.discard(late))
+        await asyncio.sleep(0.02)
+        assert not discarding.done()
+        may_end.set()
+        installed = (await restoring).restored
+        assert installed > 0
+        assert (await discarding).discarded == installed
+        await participant.resume(Resume(checkpoint_id="r1", deadline_ts=soon()))
+        assert gym.sessions.used == {}
+        assert gym.model.rows("p0_g0", 1) == ()
+        assert (await gym.agents["a1"].begin("p0_g0", 1)).restored is None
+
+    play(act)
 
 
 def test_a_prepare_that_is_too_short_is_given_up_and_the_next_one_works(
