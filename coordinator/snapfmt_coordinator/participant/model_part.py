@@ -164,6 +164,16 @@ def lineage(cut: LedgerCut, root: Continuation) -> list[MarkedRow]:
     return found[::-1]
 
 
+def runs(part: Part) -> set[RunKey]:
+    """The runs whose lineage is saved; reads no call.
+
+    Raises:
+        FormatError: If the ledger is none.
+        SnapfmtError: If it cannot be read.
+    """
+    return {(run.rollout_id, run.attempt_index) for run in _read_ledger(part).runs}
+
+
 def read(part: Part) -> RestoredLedger:
     """Read and check the part.
 
@@ -171,14 +181,7 @@ def read(part: Part) -> RestoredLedger:
         FormatError: If its files do not agree.
         SnapfmtError: If it cannot be read.
     """
-    try:
-        ledger = SavedLedger.model_validate_json(part.read(LEDGER))
-    except ValueError as error:
-        raise FormatError(
-            f"not a ledger: {error}",
-            what=part.name,
-            hint=DAMAGED,
-        ) from error
+    ledger = _read_ledger(part)
     rows = _read_lineage(part, ledger)
     failures = part.records(FAILURES, ModelFailureRow)
     expected = list(part.records(REFERENCES, ExternalStorageReference))
@@ -237,6 +240,13 @@ def _read_table(table: TableReader) -> Iterator[tuple[str, ModelLineageRow]]:
         if row.staging_key != key:
             raise FormatError("the row is of another staging key", what=key, hint=DAMAGED)
         yield owner, row
+
+
+def _read_ledger(part: Part) -> SavedLedger:
+    try:
+        return SavedLedger.model_validate_json(part.read(LEDGER))
+    except ValueError as error:
+        raise FormatError(f"not a ledger: {error}", what=part.name, hint=DAMAGED) from error
 
 
 def _read_run(

@@ -1143,6 +1143,34 @@ def test_a_restore_that_is_cancelled_opens_all(world: World, snapshot: Snapshot)
     assert resumed(world) == ["a1", "a2", "m1", "r1", "r2"]
 
 
+def test_a_restore_that_is_cancelled_twice_lets_go_all_the_same(
+    world: World, snapshot: Snapshot
+) -> None:
+    discard = "discard-restored-continuation"
+    world.r1.delays["resources-checkpoint/restore"] = 1.0
+    world.a1.delays[f"agent-checkpoint/{discard}"] = 0.3
+
+    async def body() -> None:
+        task = asyncio.create_task(
+            world.side.restore(
+                "restore-1", deadline_ts=soon(), snapshot=snapshot, source_checkpoint_id="c1"
+            )
+        )
+        for name, route in (
+            ("r1", "resources-checkpoint/restore"),
+            ("a1", f"agent-checkpoint/{discard}"),
+        ):
+            while not world.bodies(name, route):  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+            task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    asyncio.run(body())
+    assert resumed(world) == ["a1", "a2", "m1", "r1", "r2"]
+    assert world.last(discard) < world.first("/resume")
+
+
 def test_any_other_failure_opens_all_too(world: World, snapshot: Snapshot) -> None:
     def observe(step: str, actor: str, *_: object) -> None:
         if (step, actor) == ("load", "gym/resources/r1"):

@@ -27,7 +27,7 @@ from snapfmt_coordinator.gym.parts import GymParts
 from snapfmt_coordinator.gym.upkeep import NO_AGENT
 from snapfmt_coordinator.participant import agent_part, sessions_part
 from snapfmt_coordinator.protocol.v1 import Capabilities, Execution, ReferenceIndex
-from snapfmt_coordinator.sequence import records
+from snapfmt_coordinator.sequence import records, waiting
 from snapfmt_coordinator.sequence.restore import RestoreResult, restore
 from snapfmt_schemas.agent import AgentBoundaryRecord
 from snapfmt_schemas.attempt import Receipt
@@ -702,6 +702,25 @@ def test_a_restore_that_is_cancelled_leaves_nothing_restored(stage: Stage, step:
     asyncio.run(body())
     assert set(stage.live.state) <= {"gym"}
     assert stage.live.state.get("gym") in (None, "closed, empty")
+
+
+def test_a_restore_of_gym_that_is_cut_off_is_retired(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stage.maker.publish()
+    monkeypatch.setattr(waiting, "GRACE_S", 0.05)
+
+    async def hang(*_: Any, **__: Any) -> None:
+        stage.live.state["gym"] = "closed"
+        await asyncio.sleep(60)
+
+    stage.gym.restore = hang
+    with pytest.raises(ParticipantFailed, match="not done before the deadline"):
+        stage.run(prepare_timeout_s=0.1)
+    assert stage.live.state == {"gym": "closed, empty"}
+    assert stage.live.steps[-3:] == ["gym.retire", "gym.resume", "rows.unload"]
+    expected = {(rollout, number + 1) for rollout, number in RUNS}
+    assert {(item.rollout_id, item.attempt_index) for item in stage.gym.retired} == expected
 
 
 def test_what_fails_while_it_is_taken_back_is_told(stage: Stage) -> None:
