@@ -9,6 +9,7 @@ from snapfmt_coordinator.gym import observing, routes
 from snapfmt_coordinator.gym.fanout import in_stages, together
 from snapfmt_coordinator.gym.links import Link, Links, pages
 from snapfmt_coordinator.gym.observing import observed
+from snapfmt_coordinator.gym.resuming import STAGE_PATIENCE_S
 from snapfmt_coordinator.protocol import v1
 from snapfmt_schemas.completion import CompletionReceipt
 
@@ -149,10 +150,11 @@ async def retire(links: Links, executions: Sequence[v1.Execution], *, deadline_t
     """Has every server forget and refuse these runs; agents first, since they call the others.
 
     Raises:
-        ControlRefused, ParticipantFailed, DeadlineExceeded: If a server did not do it.
+        ControlRefused, ParticipantFailed, DeadlineExceeded: If a server did not do it; all were
+            told.
     """
 
-    async def send(link: Link) -> None:
+    async def tell(link: Link) -> None:
         with observed(links.observe, observing.RETIRE, link.part) as counts:
             for page in pages(executions):
                 reply = await link.client.request(
@@ -163,8 +165,8 @@ async def retire(links: Links, executions: Sequence[v1.Execution], *, deadline_t
                 )
                 counts["retired"] = counts.get("retired", 0) + reply.retired
 
-    await together(send(link) for link in links.agents)
-    await together(send(link) for link in (*links.models, *links.resources))
+    stages = (links.agents, (*links.models, *links.resources))
+    await in_stages(tell, stages, patience_s=STAGE_PATIENCE_S)
 
 
 def _agents(links: Links, wanted: Mapping[str, T]) -> list[tuple[Link, T]]:

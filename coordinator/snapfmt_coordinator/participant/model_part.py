@@ -91,7 +91,8 @@ def write(
     Calls that the attempt's base holds, by what is remembered, are carried.
 
     Raises:
-        ControlRefused: `ledger_not_checkpointable` if nothing is known of a continuation's run;
+        ControlRefused: `ledger_not_checkpointable` if nothing is known of a continuation's run,
+            or two agents have a run of one rollout;
             `ledger_mismatch` if its lineage has a gap.
         SnapfmtError: If something cannot be read or written.
     """
@@ -292,8 +293,16 @@ def _roots(agents: Sequence[Receipt], ticket: Ticket) -> dict[RunKey, Continuati
     for receipt in agents:
         part = parts.sealed_part(ticket, receipt)
         for root in part.records(CONTINUATIONS, Continuation):
+            if (root.rollout_id, root.attempt_index) in found:
+                raise _mismatch(root, "two agents have this run")
             if root.rollout_id in rollouts:
-                raise _mismatch(root, "two agents have this rollout")
+                # A run that is over and could not be retired on its agent yet.
+                raise refused(
+                    "ledger_not_checkpointable",
+                    "two agents have a run of this rollout",
+                    what=f"{root.rollout_id} run {root.attempt_index}",
+                    hint="retire the older one on its agent, then save again",
+                )
             rollouts.add(root.rollout_id)
             found[root.rollout_id, root.attempt_index] = root
     return found

@@ -935,6 +935,15 @@ def test_retire_tells_agents_before_those_whom_they_call(world: World) -> None:
     assert ("retire", "gym/resources/r2", {"retired": 600}) in world.steps
 
 
+def test_retire_tells_all_whatever_one_of_them_answers(world: World) -> None:
+    for one, route in ((world.a1, "agent"), (world.r1, "resources")):
+        one.replies[f"{route}-checkpoint/retire"] = refusal("internal_error", "broken")
+    error = failing(asyncio.run, world.side.retire(runs(1)), server="a1")
+    assert any("r1" in note for note in error.__notes__)
+    told = {one.split(":")[0] for one in world.host.asked() if one.endswith("/retire")}
+    assert told == {"a1", "a2", "m1", "r1", "r2"}
+
+
 # --- what a snapshot says of Gym
 
 

@@ -22,6 +22,7 @@ from snapfmt_coordinator.protocol.v1 import (
     Restore,
     Resume,
 )
+from snapfmt_coordinator.sequence.outcomes import classify
 from snapfmt_schemas.attempt import Receipt
 from snapfmt_schemas.identity import capture_key
 from snapfmt_schemas.lineage import (
@@ -359,6 +360,28 @@ async def committed(
     await participant.resume(control(Resume))
     receipts = (agent_receipt(saves, records),)
     return await participant.commit(control(CommitModel, ticket=ticket, agents=receipts))
+
+
+def test_a_rollout_on_two_agents_costs_this_save_only(
+    control: Make, boundary: Make, lineage_row: Make, saves: Any
+) -> None:
+    # Its run 0 could not be retired on one agent, and run 1 is on another.
+    async def body() -> None:
+        participant = model()
+        for number in range(2):
+            await chain(participant, lineage_row, "a", ["call-1"], number)
+        await participant.pause(control(PauseModel))
+        receipts = tuple(
+            agent_receipt(saves, [boundary("a", number)], f"gym/agent/{number}")
+            for number in range(2)
+        )
+        request = control(CommitModel, ticket=saves.ticket(PART), agents=receipts)
+        with pytest.raises(ControlRefused, match="two agents") as caught:
+            await participant.commit(request)
+        assert caught.value.reason == "ledger_not_checkpointable"
+        assert classify(caught.value) == "io_error"
+
+    run(body)
 
 
 def test_the_lineage_of_the_continuations_is_written_and_nothing_else(
