@@ -333,12 +333,27 @@ def test_an_auxiliary_model_takes_no_part(control: Make, lineage_row: Make, save
     run(body)
 
 
+def test_a_late_call_of_an_older_run_is_refused(lineage_row: Make) -> None:
+    async def body() -> None:
+        participant = model()
+        await chain(participant, lineage_row, "r", ["call-1"], 1)
+        assert await refusal(enter(participant, "r", 0, "call-1")) == "stale_attempt"
+        assert participant.rows("r", 0) == ()
+        # That of another rollout is not older.
+        await chain(participant, lineage_row, "q", ["call-1"])
+        participant.forget([Execution(rollout_id="r", attempt_index=1)])
+        await chain(participant, lineage_row, "r", ["call-1"], 2)
+
+    run(body)
+
+
 def test_forget_gives_up_forgets_and_refuses(lineage_row: Make) -> None:
     async def body() -> None:
         participant = model()
-        for number in range(3):
-            await chain(participant, lineage_row, "r", ["call-1"], number)
+        await chain(participant, lineage_row, "r", ["call-1"])
         async with participant.call("r", 0, "call-2") as call:
+            for number in (1, 2):
+                await chain(participant, lineage_row, "r", ["call-1"], number)
             reply = participant.forget([Execution(rollout_id="r", attempt_index=1)])
             assert (reply.retired, reply.tombstoned) == (2, 1)
             assert reason(lambda: call.fail("x")) == "stale_attempt"
