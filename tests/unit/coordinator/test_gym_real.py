@@ -18,7 +18,6 @@ from snapfmt.reading.snapshot import Part, Snapshot
 from snapfmt_coordinator.gym.client import Retries, ServerAddress
 from snapfmt_coordinator.gym.parts import METADATA_KEY, GymParts, to_metadata
 from snapfmt_coordinator.gym.side import GymSide
-from snapfmt_coordinator.gym.upkeep import NO_AGENT
 from snapfmt_coordinator.participant import agent_part, model_part, sessions_part
 from snapfmt_coordinator.participant.agent import AgentParticipant
 from snapfmt_coordinator.participant.model import ModelParticipant
@@ -31,6 +30,8 @@ from snapfmt_coordinator.protocol.v1 import (
     Restore,
     Resume,
 )
+from snapfmt_coordinator.sequence import records
+from snapfmt_coordinator.sequence.restore import restore
 from snapfmt_schemas.agent import AgentBoundaryRecord
 from snapfmt_schemas.identity import capture_key
 from snapfmt_schemas.resources import ResourceSnapshot
@@ -278,6 +279,41 @@ def test_a_restore_continues_every_run_as_the_next_one(play: Make, repository: R
     play(act)
 
 
+class Nothing:
+    """No rows."""
+
+    async def load(self, snapshot: Snapshot) -> None:
+        pass
+
+    async def unload(self) -> None:
+        pass
+
+
+class Beginning:
+    """A controller that had sent one run."""
+
+    def read(self, snapshot: Snapshot) -> "Beginning":
+        return self
+
+    def required_rows(self) -> frozenset[str]:
+        return frozenset()
+
+    def dispatched_runs(self) -> frozenset[str]:
+        return frozenset({"p0_g0"})
+
+    def given_up_runs(self) -> frozenset[str]:
+        return frozenset()
+
+    def pending_acknowledgements(self) -> int:
+        return 0
+
+    async def install(self, continued: frozenset[str]) -> None:
+        assert not continued
+
+    async def uninstall(self) -> None:
+        pass
+
+
 def test_a_run_that_starts_over_meets_no_session_of_a_run_without_a_boundary(
     play: Make, repository: Repository
 ) -> None:
@@ -295,17 +331,27 @@ def test_a_run_that_starts_over_meets_no_session_of_a_run_without_a_boundary(
             await stage.side.resume("c1", deadline_ts=soon())
             await waiting
             parts = await stage.side.collect("c1", deadline_ts=soon(), tickets=attempt.ticket)
-            attempt.publish(list(parts.receipts), user_metadata={METADATA_KEY: to_metadata(parts)})
+            record = records.SaveRecord(
+                checkpoint_id="c1", gym=True, mutation_version=1, capture_partition="staging"
+            )
+            attempt.publish(
+                list(parts.receipts),
+                fingerprints=[stage.side.topology().to_fingerprint()],
+                user_metadata=records.to_metadata(record, parts, {}),
+            )
 
     async def act(stage: Scene) -> None:
-        snapshot = repository.snapshot()
-        await stage.side.restore(
-            "r1", deadline_ts=soon(), snapshot=snapshot, source_checkpoint_id="c1"
-        )
-        assert stage.gym.sessions.used == {("p0_g0", 1): 7}
-        over = {NO_AGENT: [Execution(rollout_id="p0_g0", attempt_index=1)]}
-        assert await stage.side.discard("r1", over, deadline_ts=soon()) == 0
-        await stage.side.resume("r1", deadline_ts=soon())
+        installed: list[int] = []
+        install = stage.gym.sessions.install
+
+        def counted(sessions: Iterable[ResourceSnapshot]) -> None:
+            install(sessions)
+            installed.append(stage.gym.sessions.used["p0_g0", 1])
+
+        stage.gym.sessions.install = counted  # type: ignore[method-assign]
+        result = await restore(repository, stage.side, Beginning(), Nothing())
+        assert (result.continued, result.started_over) == ((), ())
+        assert installed == [7]
         assert stage.gym.sessions.used == {}
 
     play(before)
