@@ -1,5 +1,6 @@
 """Identifiers and digests: each a type with the one pattern that the spec gives."""
 
+import re
 from typing import Annotated
 
 from pydantic import Field, StringConstraints
@@ -25,7 +26,15 @@ TableName = Annotated[str, StringConstraints(pattern=NAME_PATTERN, max_length=25
 Count = Annotated[int, Field(ge=0)]
 Nanoseconds = Annotated[int, Field(ge=0, description="Nanoseconds since the Unix epoch.")]
 
+_LATER_RUN = re.compile(r"(.+)-a([1-9][0-9]*)")
+
 
 def capture_key(rollout_id: str, attempt_index: int) -> str:
     """Upstream's key of one run: the rollout's id for run 0, `<id>-a<n>` for run n > 0."""
     return rollout_id if attempt_index == 0 else f"{rollout_id}-a{attempt_index}"
+
+
+def run_of(key: str) -> tuple[str, int]:
+    """The rollout and the run that a capture key names."""
+    found = _LATER_RUN.fullmatch(key)
+    return (key, 0) if found is None else (found[1], int(found[2]))

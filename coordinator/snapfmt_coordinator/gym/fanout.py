@@ -1,6 +1,7 @@
-"""Runs requests to many servers at once and ends with one error or none."""
+"""Runs requests to many servers at once, to one error or none, and to their end if need be."""
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 from typing import Any, Final, TypeVar
 
@@ -63,6 +64,36 @@ async def in_stages(
         await _end(tasks)
     if errors:
         raise _noted(errors[0], errors)
+
+
+async def to_the_end(work: Coroutine[Any, Any, T], *, patience_s: float | None = None) -> T:
+    """Awaits `work` until it is done, also when the caller is cancelled meanwhile.
+
+    The cancellation is raised afterwards, in place of the result: `work` keeps what a clean-up
+    needs to know somewhere else. After a cancellation it is given `patience_s` seconds, by
+    default as long as it takes.
+    """
+    task = asyncio.ensure_future(work)
+    cancelled: asyncio.CancelledError | None = None
+    gives_up_at: float | None = None
+    while not task.done():
+        left = None if gives_up_at is None else gives_up_at - time.monotonic()
+        if left is not None and left <= 0:
+            task.cancel()
+            break
+        try:
+            # Unlike `shield`, this raises nothing of the task itself.
+            await asyncio.wait((task,), timeout=left)
+        except asyncio.CancelledError as error:
+            cancelled = error
+            if patience_s is not None and gives_up_at is None:
+                gives_up_at = time.monotonic() + patience_s
+    if cancelled is None:
+        return task.result()
+    if task.done() and not task.cancelled():
+        # Looked at, so that nobody warns of an error that was never retrieved.
+        task.exception()
+    raise cancelled
 
 
 def _errors(tasks: Iterable[asyncio.Task[Any]]) -> list[BaseException]:

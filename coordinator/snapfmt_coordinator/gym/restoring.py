@@ -7,7 +7,7 @@ from typing import Final
 from snapfmt.errors import ParticipantFailed, RestoreRefused, SnapfmtError
 from snapfmt.reading.snapshot import Part, Snapshot
 from snapfmt_coordinator.gym import observing, routes
-from snapfmt_coordinator.gym.fanout import together
+from snapfmt_coordinator.gym.fanout import to_the_end, together
 from snapfmt_coordinator.gym.links import Link, Links
 from snapfmt_coordinator.gym.observing import observed
 from snapfmt_coordinator.gym.parts import METADATA_KEY, GymParts, from_metadata
@@ -15,6 +15,7 @@ from snapfmt_coordinator.gym.resuming import resume
 from snapfmt_coordinator.gym.upkeep import discard_installed
 from snapfmt_coordinator.participant import agent_part, model_part, sessions_part
 from snapfmt_coordinator.protocol import v1
+from snapfmt_schemas.identity import run_of
 
 FRESH: Final = "look at this server's log, and restore into servers that were started afresh"
 GIVE_UP_S: Final = 30.0
@@ -113,7 +114,8 @@ async def restore(
         if isinstance(error, SnapfmtError):
             text = f"the restore was given up ({error.code}: {error})"
             failure = ParticipantFailed(text, what=error.what, hint=error.hint or FRESH)
-        await _give_up(links, restore_id, deadline_ts, snapshot, failure)
+        # To the end, whoever loses patience meanwhile.
+        await to_the_end(_give_up(links, restore_id, deadline_ts, snapshot, failure))
         if failure is error:
             raise
         raise failure from error
@@ -128,7 +130,6 @@ async def _give_up(
     failure: BaseException,
 ) -> None:
     """Empties and opens all servers; what fails here becomes a note of the failure."""
-    deadline = max(deadline_ts, time.time() + GIVE_UP_S)
     runs: set[tuple[str, int]] = set()
     for link in links:
         try:
@@ -137,10 +138,13 @@ async def _give_up(
             # Most likely why the restore failed, and then its server has installed nothing.
             failure.add_note(f"and part {link.part!r} cannot be read: {error}")
     executions = [v1.Execution(rollout_id=name, attempt_index=run) for name, run in sorted(runs)]
+    deadline = max(deadline_ts, time.time() + GIVE_UP_S)
     try:
         await discard_installed(links, restore_id, executions, deadline_ts=deadline)
     except SnapfmtError as error:
         failure.add_note(f"and a server may keep what it has restored: {error}")
+    # A time of its own: a server that is never opened may install when nobody looks any more.
+    deadline = max(deadline_ts, time.time() + GIVE_UP_S)
     try:
         await resume(links, restore_id, deadline_ts=deadline)
     except SnapfmtError as error:
@@ -148,14 +152,14 @@ async def _give_up(
 
 
 def _next_runs(part: Part, component: str) -> set[tuple[str, int]]:
-    """The runs that a restore of a part sets up; reads all its records, so it blocks."""
+    """The runs that a restore of a part sets up; reads nothing of what they hold. Blocks."""
     if component == "agent":
-        records = agent_part.read(part).records
-        return {(one.rollout_id, one.attempt_index + 1) for one in records}
-    if component == "model":
-        return {(name, run + 1) for name, run in model_part.read(part).runs}
-    _, sessions = sessions_part.read(part)
-    return {(one.rollout_id, one.attempt_index + 1) for one in sessions}
+        saved = agent_part.runs(part)
+    elif component == "model":
+        saved = model_part.runs(part)
+    else:
+        saved = {run_of(key) for key in sessions_part.revisions(part)}
+    return {(rollout_id, attempt_index + 1) for rollout_id, attempt_index in saved}
 
 
 def _check_restored(link: Link, reply: v1.Restored, committed: GymParts) -> None:

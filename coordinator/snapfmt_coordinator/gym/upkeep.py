@@ -9,11 +9,14 @@ from snapfmt_coordinator.gym import observing, routes
 from snapfmt_coordinator.gym.fanout import in_stages, together
 from snapfmt_coordinator.gym.links import Link, Links, pages
 from snapfmt_coordinator.gym.observing import observed
+from snapfmt_coordinator.gym.resuming import STAGE_PATIENCE_S
 from snapfmt_coordinator.protocol import v1
 from snapfmt_schemas.completion import CompletionReceipt
 
 T = TypeVar("T")
 
+NO_AGENT: Final = ""
+"""In place of an agent server's name: runs that no agent holds, only models and resources."""
 _NOT_INSTALLED: Final = ("wrong_phase", "unknown_checkpoint", "stale_checkpoint")
 
 
@@ -75,14 +78,15 @@ async def discard(
 ) -> int:
     """Has restored rollouts start over, by agent server; returns how many agents discarded.
 
-    Models and resources are told too, so that the new run meets no lineage and no session of
-    the old one. Upstream has this route on agents only: elsewhere it may be missing.
+    Models and resources are told of all, also of those of `NO_AGENT`, so that the new run meets
+    no lineage and no session of the old one. Upstream has this route on agents only: elsewhere
+    it may be missing.
 
     Raises:
         InputError: If there is no agent server of a name.
         ControlRefused, ParticipantFailed, DeadlineExceeded: If a server did not do it.
     """
-    agents = _agents(links, executions)
+    agents = _agents(links, {name: ones for name, ones in executions.items() if name != NO_AGENT})
     everything = [one for ones in executions.values() for one in ones]
 
     async def send(link: Link, ones: Sequence[v1.Execution]) -> int:
@@ -146,10 +150,11 @@ async def retire(links: Links, executions: Sequence[v1.Execution], *, deadline_t
     """Has every server forget and refuse these runs; agents first, since they call the others.
 
     Raises:
-        ControlRefused, ParticipantFailed, DeadlineExceeded: If a server did not do it.
+        ControlRefused, ParticipantFailed, DeadlineExceeded: If a server did not do it; all were
+            told.
     """
 
-    async def send(link: Link) -> None:
+    async def tell(link: Link) -> None:
         with observed(links.observe, observing.RETIRE, link.part) as counts:
             for page in pages(executions):
                 reply = await link.client.request(
@@ -160,8 +165,8 @@ async def retire(links: Links, executions: Sequence[v1.Execution], *, deadline_t
                 )
                 counts["retired"] = counts.get("retired", 0) + reply.retired
 
-    await together(send(link) for link in links.agents)
-    await together(send(link) for link in (*links.models, *links.resources))
+    stages = (links.agents, (*links.models, *links.resources))
+    await in_stages(tell, stages, patience_s=STAGE_PATIENCE_S)
 
 
 def _agents(links: Links, wanted: Mapping[str, T]) -> list[tuple[Link, T]]:

@@ -11,6 +11,7 @@ from snapfmt_coordinator.loop.saved import PART, CutState, RunPlace, SavedState
 from snapfmt_coordinator.loop.state import RlState, Run
 from snapfmt_coordinator.protocol.v1 import Execution
 from snapfmt_coordinator.sequence.ports import ControllerSkip
+from snapfmt_schemas.identity import capture_key
 from snapfmt_schemas.ledger import PendingAcknowledgement
 from snapfmt_schemas.manifest import TrainerAnchor
 
@@ -140,6 +141,11 @@ class Control:
         ]
         self.state = state
         self.train_steps = self.durable_step = saved.run.train_steps
+
+    def continues(self, run: Run) -> bool:
+        """Whether a restore has set this run up in Gym."""
+        before = run.attempt_index - 1
+        return before >= 0 and capture_key(run.rollout_id, before) in self.continued
 
     async def uninstall(self) -> None:
         """Is fresh again."""

@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import time
+from dataclasses import replace
 from typing import Final
 
 from snapfmt.errors import AttemptError, ControlRefused, ParticipantFailed
@@ -58,7 +59,7 @@ class RolloutPump:
                 state.dispatch(run)
             break
         try:
-            finished = await self._runner.run(run)
+            finished = await self._runner.run(replace(run, held=hub.control.continues(run)))
         except ParticipantFailed as error:
             _log.warning("run %s failed: %s", run.key, error)
             async with hub.mutation("recovery_retries", activity.ROLLOUT_PUMP):

@@ -15,6 +15,7 @@ from snapfmt.errors import ControlRefused, ParticipantFailed
 from snapfmt_coordinator.loop.state import Finished, Run
 from snapfmt_coordinator.loop.timers import PausableClock
 from snapfmt_coordinator.protocol.codes import from_body
+from snapfmt_coordinator.protocol.v1 import HELD_HEADER
 from snapfmt_schemas.completion import CompletionReceipt
 from snapfmt_schemas.identity import capture_key
 from snapfmt_schemas.ledger import CallRecord, RolloutReceipt
@@ -79,15 +80,20 @@ class AgentRuns:
             "task": dict(task),
         }
         silent_since: float | None = None
+        held = run.held
         while True:
             await self._admitted()
             try:
-                return await self._once(body, run)
+                return await self._once(body, run, held=held)
             except ControlRefused as refusal:
                 if refusal.reason not in SEND_AGAIN:
                     raise ParticipantFailed(f"refused: {refusal}", what=run.key) from refusal
                 silent_since = None
+                held = held or refusal.reason == "duplicate_execution"
             except (aiohttp.ClientError, TimeoutError, OSError) as error:
+                # It may have begun, unless there was no connection. What it did to its sessions
+                # is there still, so a server that was restarted since must not begin it again.
+                held = held or not isinstance(error, aiohttp.ClientConnectorError)
                 silent_since = silent_since or time.monotonic()
                 if time.monotonic() - silent_since > PATIENCE_S:
                     raise ParticipantFailed(
@@ -95,8 +101,9 @@ class AgentRuns:
                     ) from error
             await asyncio.sleep(random.uniform(*_PAUSE_S))  # noqa: S311
 
-    async def _once(self, body: Mapping[str, Any], run: Run) -> Any:
-        async with self._session.post(self._url, json=body) as response:
+    async def _once(self, body: Mapping[str, Any], run: Run, *, held: bool) -> Any:
+        headers = {HELD_HEADER: "1"} if held else {}
+        async with self._session.post(self._url, json=body, headers=headers) as response:
             raw = await response.read()
             try:
                 answer = json.loads(raw)

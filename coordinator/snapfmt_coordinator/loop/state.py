@@ -37,6 +37,8 @@ class Run:
     prompt_index: int
     generation_index: int
     attempt_index: int
+    held: bool = False
+    """Whether a restore has set it up in its agent server."""
 
     @property
     def rollout_id(self) -> str:

@@ -17,7 +17,6 @@ from snapfmt_coordinator.participant.runs import Remembered, Run, Runs, State
 from snapfmt_coordinator.participant.tombstones import Tombstones
 from snapfmt_coordinator.protocol import v1
 from snapfmt_coordinator.protocol.codes import refused
-from snapfmt_schemas.agent import AgentBoundaryRecord
 from snapfmt_schemas.attempt import Ticket
 from snapfmt_schemas.completion import CompletionReceipt
 
@@ -70,13 +69,18 @@ class AgentParticipant:
 
     # --- what the server calls
 
-    async def begin(self, rollout_id: str, attempt_index: int) -> AgentExecution:
+    async def begin(
+        self, rollout_id: str, attempt_index: int, *, held: bool = False
+    ) -> AgentExecution:
         """Start a run, from its restored boundary if there is one.
+
+        `held` says that this server must hold the run (`v1.HELD_HEADER`): a restore set it up
+        here, or it was sent before. Begun from nothing it would act twice on its sessions.
 
         Raises:
             ControlRefused: `agent_admission_closed` (try again after the resume),
-                `duplicate_execution`, `stale_attempt`, `invalid_request` for a name that no
-                snapshot can hold.
+                `duplicate_execution`, `stale_attempt`, `unknown_execution` when a `held` run is
+                not here, `invalid_request` for a name that no snapshot can hold.
         """
         check_run(rollout_id, attempt_index)
         what = _what(rollout_id, attempt_index)
@@ -93,31 +97,14 @@ class AgentParticipant:
             raise refused(
                 "stale_attempt", "this run is over", what=what, hint="send the rollout's next run"
             )
-        boundary: AgentBoundaryRecord | None = None
-        marks: tuple[int, ...] = ()
-        old = self._runs.of(rollout_id)
-        if old is not None:
-            if old.attempt_index > attempt_index:
-                raise refused(
-                    "stale_attempt",
-                    "a newer run of this rollout exists",
-                    what=what,
-                    hint="stop sending this one; its work does not count",
-                )
-            if old.attempt_index == attempt_index:
-                if old.state != "restored":
-                    raise refused(
-                        "duplicate_execution",
-                        f"this run is {old.state} already",
-                        what=what,
-                        hint="fetch a completed run's result from the server",
-                    )
-                boundary, marks = old.boundary, old.marks
+        restored = self._runs.beginnable(rollout_id, attempt_index, held=held)
         generation = (self._generations.get(rollout_id, attempt_index) or 0) + 1
         self._generations.put(rollout_id, attempt_index, generation)
         if attempt_index:
             self._closed.close(rollout_id, attempt_index - 1)
-        run = Run(rollout_id, attempt_index, generation, "running", boundary, marks=marks)
+        run = Run(rollout_id, attempt_index, generation, "running")
+        if restored is not None:
+            run.boundary, run.marks = restored.boundary, restored.marks
         self._runs.add(run)
         return AgentExecution(self.fence, self._runs, run)
 
@@ -278,7 +265,7 @@ class AgentParticipant:
         """
 
         async def body() -> v1.Discarded:
-            self.fence.require(request, "restored_paused")
+            await restoring.installed(self.fence, request)
             found = [
                 run
                 for item in set(request.executions)

@@ -126,6 +126,17 @@ def read(part: Part) -> SavedRuns:
     return SavedRuns(records, parts.reference(part, CONTINUATIONS), redacting.read(part, records))
 
 
+def runs(part: Part) -> set[tuple[str, int]]:
+    """The runs whose boundary is saved; reads no conversation.
+
+    Raises:
+        SnapfmtError: If it cannot be read.
+    """
+    return {
+        (head.rollout_id, head.attempt_index) for head in part.records(BOUNDARIES, BoundaryHead)
+    }
+
+
 def item_key(rollout_id: str, attempt_index: int, number: int) -> str:
     """Key of an item's row; numbers of a conversation's items count from 0."""
     return f"{rollout_id}/{attempt_index}/{number}"

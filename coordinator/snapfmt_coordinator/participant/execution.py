@@ -99,6 +99,12 @@ class AgentExecution:
         closes before the agents do, so a call again and again, with no boundary between, also
         waits a little when admission is open here.
 
+        Not after a tool has acted: hand over a boundary first, `turn_complete` or, between a
+        model's reply and its tools, `pending_model`. A run that parks here is saved with its
+        boundary before, and its sessions as they are now: restored, it would act twice. A save
+        finds that by the boundary's `resource_state_revisions` and publishes nothing; where
+        they are null it finds nothing.
+
         Raises:
             ControlRefused: `stale_attempt`.
         """

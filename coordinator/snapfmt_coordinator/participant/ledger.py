@@ -138,6 +138,10 @@ class Ledger:
         """Whether any run of a rollout has calls."""
         return rollout_id in self._rollouts
 
+    def newest(self, rollout_id: str) -> int:
+        """The rollout's newest run that has calls; -1: none has."""
+        return max(self._rollouts.get(rollout_id, ()), default=-1)
+
     def forget(self, rollout_id: str, attempt_index: int) -> int:
         """Forget a run and those before it; how many there were."""
         numbers = self._rollouts.get(rollout_id, set())

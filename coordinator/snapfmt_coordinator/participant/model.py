@@ -231,7 +231,7 @@ class ModelParticipant:
         self._check_policy()
 
         async def body() -> v1.Discarded:
-            self.fence.require(request, "restored_paused")
+            await restoring.installed(self.fence, request)
             wanted = {(item.rollout_id, item.attempt_index) for item in request.executions}
             found = wanted & self._restored
             for key in found:
@@ -256,7 +256,7 @@ class ModelParticipant:
     def _admit(self, key: RunKey) -> None:
         check_run(*key)
         what = f"{key[0]} run {key[1]}"
-        if self._closed(*key):
+        if self._closed(*key) or self._ledger.newest(key[0]) > key[1]:
             raise refused(
                 "stale_attempt", "this run is over", what=what, hint="send the rollout's next run"
             )

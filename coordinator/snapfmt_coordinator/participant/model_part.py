@@ -91,7 +91,8 @@ def write(
     Calls that the attempt's base holds, by what is remembered, are carried.
 
     Raises:
-        ControlRefused: `ledger_not_checkpointable` if nothing is known of a continuation's run;
+        ControlRefused: `ledger_not_checkpointable` if nothing is known of a continuation's run,
+            or two agents have a run of one rollout;
             `ledger_mismatch` if its lineage has a gap.
         SnapfmtError: If something cannot be read or written.
     """
@@ -164,6 +165,16 @@ def lineage(cut: LedgerCut, root: Continuation) -> list[MarkedRow]:
     return found[::-1]
 
 
+def runs(part: Part) -> set[RunKey]:
+    """The runs whose lineage is saved; reads no call.
+
+    Raises:
+        FormatError: If the ledger is none.
+        SnapfmtError: If it cannot be read.
+    """
+    return {(run.rollout_id, run.attempt_index) for run in _read_ledger(part).runs}
+
+
 def read(part: Part) -> RestoredLedger:
     """Read and check the part.
 
@@ -171,14 +182,7 @@ def read(part: Part) -> RestoredLedger:
         FormatError: If its files do not agree.
         SnapfmtError: If it cannot be read.
     """
-    try:
-        ledger = SavedLedger.model_validate_json(part.read(LEDGER))
-    except ValueError as error:
-        raise FormatError(
-            f"not a ledger: {error}",
-            what=part.name,
-            hint=DAMAGED,
-        ) from error
+    ledger = _read_ledger(part)
     rows = _read_lineage(part, ledger)
     failures = part.records(FAILURES, ModelFailureRow)
     expected = list(part.records(REFERENCES, ExternalStorageReference))
@@ -239,6 +243,13 @@ def _read_table(table: TableReader) -> Iterator[tuple[str, ModelLineageRow]]:
         yield owner, row
 
 
+def _read_ledger(part: Part) -> SavedLedger:
+    try:
+        return SavedLedger.model_validate_json(part.read(LEDGER))
+    except ValueError as error:
+        raise FormatError(f"not a ledger: {error}", what=part.name, hint=DAMAGED) from error
+
+
 def _read_run(
     saved: SavedRun, rows: dict[str, ModelLineageRow], failures: Iterator[ModelFailureRow]
 ) -> RunLedger:
@@ -282,8 +293,16 @@ def _roots(agents: Sequence[Receipt], ticket: Ticket) -> dict[RunKey, Continuati
     for receipt in agents:
         part = parts.sealed_part(ticket, receipt)
         for root in part.records(CONTINUATIONS, Continuation):
+            if (root.rollout_id, root.attempt_index) in found:
+                raise _mismatch(root, "two agents have this run")
             if root.rollout_id in rollouts:
-                raise _mismatch(root, "two agents have this rollout")
+                # A run that is over and could not be retired on its agent yet.
+                raise refused(
+                    "ledger_not_checkpointable",
+                    "two agents have a run of this rollout",
+                    what=f"{root.rollout_id} run {root.attempt_index}",
+                    hint="retire the older one on its agent, then save again",
+                )
             rollouts.add(root.rollout_id)
             found[root.rollout_id, root.attempt_index] = root
     return found

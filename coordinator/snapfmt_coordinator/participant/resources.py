@@ -146,12 +146,8 @@ class ResourcesParticipant:
         """Forget runs' sessions, and refuse these runs and those before them from now on."""
         retired = 0
         for item in executions:
-            retired += bool(self._store.drop(item.rollout_id, item.attempt_index))
+            retired += self._drop(item.rollout_id, item.attempt_index)
             self._closed.close(item.rollout_id, item.attempt_index)
-            newest = self._newest.get(item.rollout_id)
-            if newest is not None and newest <= item.attempt_index:
-                del self._newest[item.rollout_id]
-                self._touched.forget(item.rollout_id, newest)
         return v1.Retired(retired=retired, tombstoned=len(executions))
 
     # --- what the coordinator asks for, for a checkpoint
@@ -218,11 +214,11 @@ class ResourcesParticipant:
         """
 
         async def body() -> v1.Discarded:
-            self.fence.require(request, "restored_paused")
+            await restoring.installed(self.fence, request)
             wanted = {(item.rollout_id, item.attempt_index) for item in request.executions}
             found = wanted & self._restored
             for key in found:
-                self._store.drop(*key)
+                self._drop(*key)
             self._restored -= found
             return v1.Discarded(discarded=len(found))
 
@@ -238,6 +234,14 @@ class ResourcesParticipant:
         return v1.Resumed(state=self.fence.phase, idempotent=idempotent)
 
     # --- inside
+
+    def _drop(self, rollout_id: str, attempt_index: int) -> bool:
+        """Let go of a run; whether it had a session."""
+        newest = self._newest.get(rollout_id)
+        if newest is not None and newest <= attempt_index:
+            del self._newest[rollout_id]
+            self._touched.forget(rollout_id, newest)
+        return bool(self._store.drop(rollout_id, attempt_index))
 
     def _settle(self) -> None:
         if self.fence.phase == "preparing" and not self._inside:

@@ -9,7 +9,7 @@ from snapfmt.reading.snapshot import Part
 from snapfmt_coordinator.participant import parts
 from snapfmt_coordinator.participant.fence import Fence
 from snapfmt_coordinator.protocol.codes import Reason, refused
-from snapfmt_coordinator.protocol.v1 import Restore, Restored
+from snapfmt_coordinator.protocol.v1 import Control, Restore, Restored
 
 T = TypeVar("T")
 
@@ -71,6 +71,28 @@ async def restore(
             hint="correct the addresses; each server restores its own part",
         )
     return await fence.run_operation("restore", request, body)
+
+
+async def installed(fence: Fence, request: Control) -> None:
+    """Wait out a restore that still reads its part, so that what it installs can be discarded.
+
+    Raises:
+        ControlRefused: `deadline_passed` if it goes on for longer; `wrong_phase` if nothing is
+            installed; `stale_checkpoint`, `unknown_checkpoint`.
+    """
+    fence.require(request)
+    done = await fence.changed.wait_for(
+        lambda: fence.phase != "restoring" or not fence.is_active(request.checkpoint_id),
+        fence.remaining(request),
+    )
+    if not done:
+        raise refused(
+            "deadline_passed",
+            "the part is still read; what it installs is not discarded",
+            what=request.checkpoint_id,
+            hint="ask again with a later deadline_ts, or resume: then nothing is installed",
+        )
+    fence.require(request, "restored_paused")
 
 
 def _enter(fence: Fence, request: Restore) -> None:

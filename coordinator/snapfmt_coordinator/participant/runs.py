@@ -13,6 +13,7 @@ from typing import Any, Final, Literal
 from pydantic import ValidationError
 
 from snapfmt.errors import InvalidRecord
+from snapfmt_coordinator.protocol.codes import refused
 from snapfmt_coordinator.protocol.v1 import Execution
 from snapfmt_schemas.agent import AgentBoundaryRecord
 from snapfmt_schemas.completion import CompletionReceipt
@@ -67,6 +68,40 @@ class Runs:
     def of(self, rollout_id: str) -> Run | None:
         """The run of a rollout."""
         return self._runs.get(rollout_id)
+
+    def beginnable(self, rollout_id: str, attempt_index: int, *, held: bool) -> Run | None:
+        """The restored run that one which is begun now goes on from, if there is one.
+
+        Raises:
+            ControlRefused: `stale_attempt`, `duplicate_execution`; `unknown_execution` when it
+                must be `held` and is not.
+        """
+        what = f"{rollout_id} run {attempt_index}"
+        old = self.of(rollout_id)
+        if old is not None and old.attempt_index > attempt_index:
+            raise refused(
+                "stale_attempt",
+                "a newer run of this rollout exists",
+                what=what,
+                hint="stop sending this one; its work does not count",
+            )
+        if old is None or old.attempt_index < attempt_index:
+            if not held:
+                return None
+            raise refused(
+                "unknown_execution",
+                "this run is not held here any more; the server was restarted, or the run failed",
+                what=what,
+                hint="retire it and send the rollout's next run",
+            )
+        if old.state != "restored":
+            raise refused(
+                "duplicate_execution",
+                f"this run is {old.state} already",
+                what=what,
+                hint="fetch a completed run's result from the server",
+            )
+        return old
 
     def holds(self, run: Run) -> bool:
         """Whether this very run still counts."""

@@ -39,6 +39,9 @@ GENERATION_HEADER: Final = "x-nemo-gym-agent-execution-generation"
 REVISION_HEADER: Final = "x-nemo-gym-resource-state-revision"
 INCARNATION_HEADER: Final = "x-snapfmt-incarnation"
 """Says which process answered; also on refusals."""
+HELD_HEADER: Final = "x-snapfmt-run-held"
+"""On a data request that begins a run, "1": the agent must hold the run, as one that a restore
+set up or that was sent before; a restarted agent must not begin it from nothing."""
 
 Component = Literal["agent", "model", "resources"]
 Mode = Literal["stateless", "restart_only", "export_restore"]

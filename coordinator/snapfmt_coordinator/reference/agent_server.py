@@ -5,7 +5,8 @@
 
 The answer is the result with its `completion_receipt`. It comes when the run is over; a caller
 that hung up sends the same again: 409 while the run goes on, then the result, until that is
-acknowledged.
+acknowledged. One that knows that the run is held here says so (`HELD_HEADER`): 404 if it is not,
+since this server was restarted.
 """
 
 import argparse
@@ -23,7 +24,7 @@ from snapfmt.errors import ControlRefused, SnapfmtError
 from snapfmt_coordinator.participant.agent import AgentParticipant
 from snapfmt_coordinator.participant.router import control_router
 from snapfmt_coordinator.protocol.codes import to_body
-from snapfmt_coordinator.protocol.v1 import GENERATION_HEADER, data
+from snapfmt_coordinator.protocol.v1 import GENERATION_HEADER, HELD_HEADER, data
 from snapfmt_coordinator.reference.links import Link
 from snapfmt_coordinator.reference.rollout import Rollout, RunRequest, Servers
 from snapfmt_coordinator.reference.serving import answered, application, parser, post, run
@@ -49,7 +50,9 @@ class AgentServer:
         retained = self._participant.result_of(asked.rollout_id, asked.attempt_index)
         if retained is not None:
             return _finished(*retained)
-        execution = await self._participant.begin(asked.rollout_id, asked.attempt_index)
+        execution = await self._participant.begin(
+            asked.rollout_id, asked.attempt_index, held=request.headers.get(HELD_HEADER) == "1"
+        )
         headers = {GENERATION_HEADER: str(execution.generation)}
         async with execution:
             try:

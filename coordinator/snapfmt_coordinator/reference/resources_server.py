@@ -1,6 +1,6 @@
 """A resources server: sessions of one tool, over HTTP.
 
-    POST /seed_session {"seed": 7, "execution": "p_g0:1"}          -> {"session_id": ..}
+    POST /seed_session {"seed": 7, "execution": "p_g0:1:c0ffee"}          -> {"session_id": ..}
     POST /tool         {"arguments": {..}, "action_index": 0}      -> {"output": {..}}
     POST /verify       {"answer": ".."}                            -> {"reward": 0.5, "state": ..}
     GET  /sessions                                                 -> {"sessions": [..]}

@@ -7,6 +7,7 @@ model nor a tool for what is in it.
 
 import hashlib
 import json
+import secrets
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -135,7 +136,8 @@ class Rollout:
 
     async def _start(self) -> None:
         self._append({"role": "user", "content": self._task.prompt})
-        execution = f"{self.run}:{self._execution.generation}"
+        # A restarted agent counts its generations anew, and must find no session half used.
+        execution = f"{self.run}:{self._execution.generation}:{secrets.token_hex(8)}"
         body = dumps({"seed": self._task.seed, "execution": execution})
         for tool in sorted({*self._task.tools}):
             link = self._servers.resources[tool]

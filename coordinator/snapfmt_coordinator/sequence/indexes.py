@@ -66,7 +66,7 @@ class GymIndexes:
     redacted: tuple[RedactedRuns, ...] = ()
     """Of each server that has some."""
     sessions: Mapping[str, Revisions] = field(default_factory=dict)
-    """Revision by capture key, of every server that exports and that a run used."""
+    """Revision by capture key, of every server that exports its sessions."""
 
     def redacted_keys(self) -> frozenset[str]:
         """Capture keys of the runs whose state is not whole; a restore lets them start over."""
@@ -102,7 +102,7 @@ def read_indexes(part_of: PartOf, gym: GymParts) -> GymIndexes:
         ),
         runs,
         tuple(_redacted(part_of, gym)),
-        dict(_sessions(part_of, gym, {name for run in runs for name in run.revisions or ()})),
+        dict(_sessions(part_of, gym)),
     )
 
 
@@ -152,9 +152,9 @@ def _redacted(part_of: PartOf, gym: GymParts) -> Iterator[RedactedRuns]:
             yield RedactedRuns(who.server_name, who.component, runs)
 
 
-def _sessions(part_of: PartOf, gym: GymParts, used: set[str]) -> Iterator[tuple[str, Revisions]]:
+def _sessions(part_of: PartOf, gym: GymParts) -> Iterator[tuple[str, Revisions]]:
     for part, who in gym.participants.items():
-        if who.component == "resources" and who.server_name in used:
+        if who.component == "resources":
             found = part_of(part)
             if sessions_part.read_server(found).mode == "export_restore":
                 yield who.server_name, sessions_part.revisions(found)

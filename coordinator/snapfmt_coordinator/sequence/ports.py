@@ -143,7 +143,10 @@ class Gym(Protocol):
         deadline_ts: float,
         observe: Observe | None = None,
     ) -> object:
-        """Has agents, by server name, let restored runs start over."""
+        """Has agents, by server name, let restored runs start over, and models and resources.
+
+        Under the empty name stand runs that no agent holds (`gym.upkeep.NO_AGENT`).
+        """
         ...
 
     async def retire(self, executions: Sequence[Execution]) -> object:

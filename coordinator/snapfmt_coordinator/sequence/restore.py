@@ -7,7 +7,6 @@ is taken back in reverse: the controller's state, Gym's restored runs, the rows.
 """
 
 import asyncio
-import re
 import time
 import uuid
 from collections import Counter, defaultdict
@@ -17,6 +16,7 @@ from typing import Any, Literal, TypeVar
 
 from snapfmt import Repository
 from snapfmt.errors import ParticipantFailed, RefusedError
+from snapfmt_coordinator.gym.upkeep import NO_AGENT
 from snapfmt_coordinator.protocol.v1 import Capabilities, Execution
 from snapfmt_coordinator.sequence.indexes import SavedRun
 from snapfmt_coordinator.sequence.outcomes import grouped
@@ -26,6 +26,7 @@ from snapfmt_coordinator.sequence.selection import Selected, Wanted, select
 from snapfmt_coordinator.sequence.timeline import TimelineRecorder
 from snapfmt_coordinator.sequence.waiting import before, to_the_end
 from snapfmt_schemas.fingerprint import Fingerprint
+from snapfmt_schemas.identity import run_of
 from snapfmt_schemas.manifest import Manifest, TrainerAnchor
 from snapfmt_schemas.timeline import PhaseTimeline
 
@@ -33,8 +34,6 @@ T = TypeVar("T")
 StartOver = Literal["redacted_state", "restart_only_resource"]
 """Why a saved run starts over: redaction changed its state, or it used a server whose state is
 not saved."""
-
-_LATER_RUN = re.compile(r"(.+)-a([1-9][0-9]*)")
 
 AFRESH = "nothing is restored; start Gym servers and queue afresh before trying again"
 LOAD_TIMEOUT_S = 1800.0
@@ -202,14 +201,29 @@ class _Restore:
             await self._done(before(time.time() + self.load_s, "rows", work), self.rows.unload)
 
     async def _load_gym(self, gym: Gym) -> None:
-        restored = False
+        let_go = False
+
+        async def install() -> None:
+            nonlocal let_go
+            try:
+                await gym.restore(
+                    self.restore_id,
+                    deadline_ts=deadline,
+                    snapshot=self.selected.snapshot,
+                    source_checkpoint_id=self.selected.record.checkpoint_id,
+                    observe=observer(self.recorder),
+                )
+            except Exception:
+                let_go = True
+                raise
 
         async def give_up() -> None:
             # Only what this restore installed: a server that refused it may run something live,
-            # and what the others had installed they let go of when Gym's restore failed. Retired
-            # runs are refused from now on: an opened server does not go back to being fresh.
+            # and what the others had installed they let go of when Gym's restore failed. Of one
+            # that was cut off nobody knows. Retired runs are refused from now on: an opened
+            # server does not go back to being fresh.
             try:
-                if restored:
+                if not let_go:
                     await gym.retire(self._installed())
             finally:
                 await self._open(gym)
@@ -218,18 +232,7 @@ class _Restore:
             # Also when it fails half way: some servers may have installed their part.
             self.undo.append(give_up)
             deadline = time.time() + self.step_s
-            await before(
-                deadline,
-                "Gym's parts",
-                gym.restore(
-                    self.restore_id,
-                    deadline_ts=deadline,
-                    snapshot=self.selected.snapshot,
-                    source_checkpoint_id=self.selected.record.checkpoint_id,
-                    observe=observer(self.recorder),
-                ),
-            )
-            restored = True
+            await before(deadline, "Gym's parts", install())
 
     async def _assign(self) -> None:
         controller = self.selected.controller
@@ -239,15 +242,20 @@ class _Restore:
             await self._done(controller.install(keys), controller.uninstall)
 
     async def _discard(self, gym: Gym) -> None:
-        _, over = self._split()
-        if not over:
-            return
+        continued, over = self._split()
         by_agent: dict[str, list[Execution]] = defaultdict(list)
         for run, _ in over:
             by_agent[run.agent] += _next_runs([run])
+        # The new run must not meet the session of one that parked before its first boundary,
+        # nor that of one that ended and was never retired.
+        known = {run.capture_key for run in (*continued, *(run for run, _ in over))}
+        if loose := sorted(self._saved_sessions() - known):
+            by_agent[NO_AGENT] += _runs_after(loose)
+        if not by_agent:
+            return
         async with self.recorder.phase("discard", "gym", waited=(NEW, PARKED)) as notes:
             reasons: Counter[str] = Counter(why for _, why in over)
-            notes.count(started_over=len(over), **reasons)
+            notes.count(started_over=len(over), loose_sessions=len(loose), **reasons)
             deadline = time.time() + self.step_s
             work = gym.discard(
                 self.restore_id, by_agent, deadline_ts=deadline, observe=observer(self.recorder)
@@ -287,8 +295,13 @@ class _Restore:
         """Every run that a Gym server may have installed, also those without a continuation."""
         runs = self.selected.indexes.runs
         known = {run.capture_key for run in runs}
-        others = sorted(self.selected.controller.dispatched_runs() - known)
-        return (*_next_runs(runs), *(_next_run_of(key) for key in others))
+        saved = self.selected.controller.dispatched_runs() | self._saved_sessions()
+        others = sorted(saved - known)
+        return (*_next_runs(runs), *_runs_after(others))
+
+    def _saved_sessions(self) -> set[str]:
+        """Capture keys of all runs of which a resources server saved a session."""
+        return {key for found in self.selected.indexes.sessions.values() for key in found}
 
     def _split(self) -> tuple[list[SavedRun], list[tuple[SavedRun, StartOver]]]:
         """Saved runs that go on, and those that start over, with the reason."""
@@ -318,9 +331,7 @@ def _next_runs(runs: Iterable[SavedRun]) -> tuple[Execution, ...]:
     )
 
 
-def _next_run_of(key: str) -> Execution:
-    """The run after the one with this capture key."""
-    found = _LATER_RUN.fullmatch(key)
-    if found is None:
-        return Execution(rollout_id=key, attempt_index=1)
-    return Execution(rollout_id=found[1], attempt_index=int(found[2]) + 1)
+def _runs_after(keys: Iterable[str]) -> tuple[Execution, ...]:
+    """The runs after those with these capture keys."""
+    runs = (run_of(key) for key in keys)
+    return tuple(Execution(rollout_id=name, attempt_index=number + 1) for name, number in runs)

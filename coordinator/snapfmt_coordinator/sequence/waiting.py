@@ -2,45 +2,18 @@
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Coroutine
-from typing import Any, TypeVar
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
 
 from snapfmt.errors import DeadlineExceeded
+from snapfmt_coordinator.gym.fanout import to_the_end
+
+__all__ = ["GRACE_S", "before", "in_thread", "to_the_end"]
 
 T = TypeVar("T")
 
 GRACE_S = 10.0
 """How much longer than its deadline a port may take to say that the deadline has passed."""
-
-
-async def to_the_end(work: Coroutine[Any, Any, T], *, patience_s: float | None = None) -> T:
-    """Awaits `work` until it is done, also when the caller is cancelled meanwhile.
-
-    The cancellation is raised afterwards, in place of the result: `work` keeps what a clean-up
-    needs to know somewhere else. After a cancellation it is given `patience_s` seconds, by
-    default as long as it takes.
-    """
-    task = asyncio.ensure_future(work)
-    cancelled: asyncio.CancelledError | None = None
-    gives_up_at: float | None = None
-    while not task.done():
-        left = None if gives_up_at is None else gives_up_at - time.monotonic()
-        if left is not None and left <= 0:
-            task.cancel()
-            break
-        try:
-            # Unlike `shield`, this raises nothing of the task itself.
-            await asyncio.wait((task,), timeout=left)
-        except asyncio.CancelledError as error:
-            cancelled = error
-            if patience_s is not None and gives_up_at is None:
-                gives_up_at = time.monotonic() + patience_s
-    if cancelled is None:
-        return task.result()
-    if task.done() and not task.cancelled():
-        # Looked at, so that nobody warns of an error that was never retrieved.
-        task.exception()
-    raise cancelled
 
 
 async def in_thread(function: Callable[[], T]) -> T:

@@ -1,6 +1,7 @@
 """The fan-out against the real participants: a save, a restore, and what goes wrong in between."""
 
 import asyncio
+import threading
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
 from contextlib import asynccontextmanager, contextmanager
@@ -13,16 +14,24 @@ from fastapi import FastAPI
 
 from snapfmt import Repository
 from snapfmt.errors import ControlRefused, DeadlineExceeded, ParticipantFailed
-from snapfmt.reading.snapshot import Snapshot
+from snapfmt.reading.snapshot import Part, Snapshot
 from snapfmt_coordinator.gym.client import Retries, ServerAddress
 from snapfmt_coordinator.gym.parts import METADATA_KEY, GymParts, to_metadata
 from snapfmt_coordinator.gym.side import GymSide
-from snapfmt_coordinator.participant import sessions_part
+from snapfmt_coordinator.participant import agent_part, model_part, sessions_part
 from snapfmt_coordinator.participant.agent import AgentParticipant
 from snapfmt_coordinator.participant.model import ModelParticipant
 from snapfmt_coordinator.participant.resources import ResourcesParticipant
 from snapfmt_coordinator.participant.router import control_router
-from snapfmt_coordinator.protocol.v1 import Execution
+from snapfmt_coordinator.protocol.v1 import (
+    DiscardRestored,
+    Execution,
+    PublishedPart,
+    Restore,
+    Resume,
+)
+from snapfmt_coordinator.sequence import records
+from snapfmt_coordinator.sequence.restore import restore
 from snapfmt_schemas.agent import AgentBoundaryRecord
 from snapfmt_schemas.identity import capture_key
 from snapfmt_schemas.resources import ResourceSnapshot
@@ -270,6 +279,85 @@ def test_a_restore_continues_every_run_as_the_next_one(play: Make, repository: R
     play(act)
 
 
+class Nothing:
+    """No rows."""
+
+    async def load(self, snapshot: Snapshot) -> None:
+        pass
+
+    async def unload(self) -> None:
+        pass
+
+
+class Beginning:
+    """A controller that had sent one run."""
+
+    def read(self, snapshot: Snapshot) -> "Beginning":
+        return self
+
+    def required_rows(self) -> frozenset[str]:
+        return frozenset()
+
+    def dispatched_runs(self) -> frozenset[str]:
+        return frozenset({"p0_g0"})
+
+    def given_up_runs(self) -> frozenset[str]:
+        return frozenset()
+
+    def pending_acknowledgements(self) -> int:
+        return 0
+
+    async def install(self, continued: frozenset[str]) -> None:
+        assert not continued
+
+    async def uninstall(self) -> None:
+        pass
+
+
+def test_a_run_that_starts_over_meets_no_session_of_a_run_without_a_boundary(
+    play: Make, repository: Repository
+) -> None:
+    async def before(stage: Scene) -> None:
+        execution = await stage.gym.agents["a1"].begin("p0_g0", 0)
+        async with stage.gym.tools.operation("p0_g0", 0):
+            stage.gym.sessions.used["p0_g0", 0] = 7
+        parked = asyncio.create_task(stage.side.prepare("c1", deadline_ts=soon()))
+        while not execution.parking:  # noqa: ASYNC110 - nothing tells of it
+            await asyncio.sleep(0.005)
+        waiting = asyncio.create_task(execution.wait_admission())
+        await parked
+        with repository.begin() as attempt:
+            await stage.side.commit("c1", deadline_ts=soon(), tickets=attempt.ticket)
+            await stage.side.resume("c1", deadline_ts=soon())
+            await waiting
+            parts = await stage.side.collect("c1", deadline_ts=soon(), tickets=attempt.ticket)
+            record = records.SaveRecord(
+                checkpoint_id="c1", gym=True, mutation_version=1, capture_partition="staging"
+            )
+            attempt.publish(
+                list(parts.receipts),
+                fingerprints=[stage.side.topology().to_fingerprint()],
+                user_metadata=records.to_metadata(record, parts, {}),
+            )
+
+    async def act(stage: Scene) -> None:
+        installed: list[int] = []
+        install = stage.gym.sessions.install
+
+        def counted(sessions: Iterable[ResourceSnapshot]) -> None:
+            install(sessions)
+            installed.append(stage.gym.sessions.used["p0_g0", 1])
+
+        stage.gym.sessions.install = counted  # type: ignore[method-assign]
+        result = await restore(repository, stage.side, Beginning(), Nothing())
+        assert (result.continued, result.started_over) == ((), ())
+        assert installed == [7]
+        assert stage.gym.sessions.used == {}
+
+    play(before)
+    play(act)
+
+
 def test_a_restore_that_fails_leaves_servers_that_serve_it_later(
     play: Make, repository: Repository
 ) -> None:
@@ -311,6 +399,56 @@ def spoiled(snapshot: Snapshot, part: str) -> Iterator[None]:
         yield
     finally:
         path.write_bytes(good)
+
+
+@pytest.mark.parametrize("kind", ["agent/a1", "model/policy", "resources/tools"])
+def test_a_discard_waits_for_a_part_that_is_still_read(
+    play: Make, repository: Repository, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    snapshot = saved(play, repository, 2)
+    module = {"a": agent_part, "m": model_part, "r": sessions_part}[kind[0]]
+    part, read, may_end = snapshot.part(f"gym/{kind}"), module.read, threading.Event()
+    runs = tuple(Execution(rollout_id=f"p{i}_g0", attempt_index=1) for i in range(2))
+
+    def slow(part: Part) -> Any:
+        assert may_end.wait(20)
+        return read(part)
+
+    monkeypatch.setattr(module, "read", slow)
+
+    async def act(stage: Scene) -> None:
+        gym = stage.gym
+        participant = {"a": gym.agents["a1"], "m": gym.model, "r": gym.tools}[kind[0]]
+        place = PublishedPart(
+            location=snapshot.location,
+            number=snapshot.number,
+            part=part.name,
+            index_digest=part.receipt.index_digest,
+        )
+        request = Restore(
+            checkpoint_id="r1", deadline_ts=soon(), source_checkpoint_id="c1", snapshot=place
+        )
+        restoring = asyncio.create_task(participant.restore(request))
+        while participant.fence.phase != "restoring":  # noqa: ASYNC110
+            await asyncio.sleep(0.005)
+        short = DiscardRestored(checkpoint_id="r1", deadline_ts=soon(0.05), executions=runs)
+        with pytest.raises(ControlRefused) as caught:
+            await participant.discard(short)
+        assert caught.value.reason == "deadline_passed"
+        late = short.model_copy(update={"deadline_ts": soon()})
+        discarding = asyncio.create_task(participant.discard(late))
+        await asyncio.sleep(0.02)
+        assert not discarding.done()
+        may_end.set()
+        installed = (await restoring).restored
+        assert installed > 0
+        assert (await discarding).discarded == installed
+        await participant.resume(Resume(checkpoint_id="r1", deadline_ts=soon()))
+        assert gym.sessions.used == {}
+        assert gym.model.rows("p0_g0", 1) == ()
+        assert (await gym.agents["a1"].begin("p0_g0", 1)).restored is None
+
+    play(act)
 
 
 def test_a_prepare_that_is_too_short_is_given_up_and_the_next_one_works(

@@ -935,6 +935,15 @@ def test_retire_tells_agents_before_those_whom_they_call(world: World) -> None:
     assert ("retire", "gym/resources/r2", {"retired": 600}) in world.steps
 
 
+def test_retire_tells_all_whatever_one_of_them_answers(world: World) -> None:
+    for one, route in ((world.a1, "agent"), (world.r1, "resources")):
+        one.replies[f"{route}-checkpoint/retire"] = refusal("internal_error", "broken")
+    error = failing(asyncio.run, world.side.retire(runs(1)), server="a1")
+    assert any("r1" in note for note in error.__notes__)
+    told = {one.split(":")[0] for one in world.host.asked() if one.endswith("/retire")}
+    assert told == {"a1", "a2", "m1", "r1", "r2"}
+
+
 # --- what a snapshot says of Gym
 
 
@@ -1141,6 +1150,34 @@ def test_a_restore_that_is_cancelled_opens_all(world: World, snapshot: Snapshot)
 
     asyncio.run(body())
     assert resumed(world) == ["a1", "a2", "m1", "r1", "r2"]
+
+
+def test_a_restore_that_is_cancelled_twice_lets_go_all_the_same(
+    world: World, snapshot: Snapshot
+) -> None:
+    discard = "discard-restored-continuation"
+    world.r1.delays["resources-checkpoint/restore"] = 1.0
+    world.a1.delays[f"agent-checkpoint/{discard}"] = 0.3
+
+    async def body() -> None:
+        task = asyncio.create_task(
+            world.side.restore(
+                "restore-1", deadline_ts=soon(), snapshot=snapshot, source_checkpoint_id="c1"
+            )
+        )
+        for name, route in (
+            ("r1", "resources-checkpoint/restore"),
+            ("a1", f"agent-checkpoint/{discard}"),
+        ):
+            while not world.bodies(name, route):  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+            task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    asyncio.run(body())
+    assert resumed(world) == ["a1", "a2", "m1", "r1", "r2"]
+    assert world.last(discard) < world.first("/resume")
 
 
 def test_any_other_failure_opens_all_too(world: World, snapshot: Snapshot) -> None:

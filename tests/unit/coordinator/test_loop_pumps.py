@@ -58,6 +58,7 @@ class World:
 
     def __init__(self) -> None:
         self.sent: list[Run] = []
+        self.restored: set[str] = set()
         self.acknowledged: list[str] = []
         self.retired: list[Execution] = []
         self.rows: set[str] = set()
@@ -78,6 +79,7 @@ class World:
 
     async def run(self, run: Run) -> Finished:
         self.sent.append(run)
+        assert not run.held or run.key in self.restored
         await asyncio.sleep(0.001)
         if self.failing[run.rollout_id]:
             self.failing[run.rollout_id] -= 1
@@ -185,6 +187,22 @@ async def soon(check: Any) -> None:
     async with asyncio.timeout(5.0):
         while not check():  # noqa: ASYNC110 - it is somebody else's state
             await asyncio.sleep(0.002)
+
+
+def test_a_run_that_a_restore_has_set_up_is_sent_as_such() -> None:
+    async def body() -> None:
+        hub, world = hub_of(), World()
+        (first, *_) = hub.control.state.reserve(0)
+        hub.control.state.dispatch(first)
+        set_up = hub.control.state.fail(first)
+        hub.control.continued, world.restored = frozenset({first.key}), {set_up.key}
+        world.failing[first.rollout_id] = 1
+        async with asyncio.timeout(10.0):
+            await pumps(hub, world)
+        sent = [run for run in world.sent if run.rollout_id == first.rollout_id]
+        assert [(run.attempt_index, run.held) for run in sent] == [(1, True), (2, False)]
+
+    asyncio.run(body())
 
 
 def test_every_group_is_trained_once_and_every_result_acknowledged() -> None:

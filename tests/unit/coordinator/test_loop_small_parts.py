@@ -2,9 +2,11 @@
 
 import asyncio
 import json
+import socket
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, closing
+from dataclasses import replace
 from typing import Any
 
 import aiohttp
@@ -12,7 +14,7 @@ import pytest
 from aiohttp import web
 from pydantic import ValidationError
 
-from snapfmt.errors import ParticipantFailed
+from snapfmt.errors import ControlRefused, ParticipantFailed
 from snapfmt_coordinator.loop import activity
 from snapfmt_coordinator.loop.activity import ActivityLog, Interval, State, from_rows, share
 from snapfmt_coordinator.loop.config import LoopConfig
@@ -20,7 +22,9 @@ from snapfmt_coordinator.loop.running import AgentRuns
 from snapfmt_coordinator.loop.state import Run
 from snapfmt_coordinator.loop.timers import PausableClock, StallWatchdog
 from snapfmt_coordinator.loop.trip import Stepped, Trip
+from snapfmt_coordinator.participant.agent import AgentExecution, AgentParticipant
 from snapfmt_coordinator.protocol.codes import refused, to_body
+from snapfmt_coordinator.protocol.v1 import HELD_HEADER
 
 
 class Hands:
@@ -171,12 +175,24 @@ def refusal(reason: Any) -> web.Response:
     return web.json_response(to_body(error), status=error.status)
 
 
+class Lost(Exception):
+    """The process is killed while it works on a request."""
+
+
 @asynccontextmanager
-async def agent(handle: Handler, **options: Any) -> AsyncIterator[AgentRuns]:
+async def agent(handle: Handler, *, port: int = 0, **options: Any) -> AsyncIterator[AgentRuns]:
     """A real server that answers `/run` with `handle`, and somebody who asks it."""
 
     async def route(request: web.Request) -> web.Response:
-        return await handle(json.loads(await request.read()))
+        body = json.loads(await request.read())
+        if held := request.headers.get(HELD_HEADER):
+            body["held"] = held
+        try:
+            return await handle(body)
+        except Lost:
+            assert request.transport is not None
+            request.transport.abort()
+            raise
 
     async def always() -> None:
         return
@@ -185,7 +201,7 @@ async def agent(handle: Handler, **options: Any) -> AsyncIterator[AgentRuns]:
     app.router.add_post("/run", route)
     runner = web.AppRunner(app)
     await runner.setup()
-    site = web.TCPSite(runner, "127.0.0.1", 0)
+    site = web.TCPSite(runner, "127.0.0.1", port)
     await site.start()
     port = runner.addresses[0][1]
     try:
@@ -213,10 +229,9 @@ def test_a_run_is_sent_again_after_refusals_that_pass() -> None:
 
         async with agent(handle) as runs:
             found = await runs.run(RUN, {"prompt": "x"})
-        assert (
-            asked
-            == [{"_ng_rollout_id": "p_g1", "_ng_attempt_index": 2, "task": {"prompt": "x"}}] * 3
-        )
+        request = {"_ng_rollout_id": "p_g1", "_ng_attempt_index": 2, "task": {"prompt": "x"}}
+        # From the second refusal on it is known to have begun.
+        assert asked == [request, request, {**request, "held": "1"}]
         assert found.reward == 0.5
         assert found.receipt.capture_key == "p_g1-a2"
         assert [call.staging_key for call in found.receipt.manifest] == ["p_g1-a2/call-1"]
@@ -244,6 +259,65 @@ def test_a_run_without_a_result_fails(response: Callable[[], web.Response], says
         async with agent(handle) as runs:
             with pytest.raises(ParticipantFailed, match=says):
                 await runs.run(RUN, {})
+
+    asyncio.run(body())
+
+
+@pytest.mark.parametrize("restored", [False, True])
+@pytest.mark.parametrize("restarted", [False, True])
+def test_a_run_whose_connection_was_lost_is_not_begun_from_nothing(
+    restored: bool, restarted: bool
+) -> None:
+    async def body() -> None:
+        agents = [AgentParticipant(server_name="agent")]
+        begun: list[AgentExecution] = []
+        asked: list[bool] = []
+
+        async def handle(request: dict[str, Any]) -> web.Response:
+            asked.append("held" in request)
+            if len(asked) == 1 and restored:
+                raise Lost
+            run = request["_ng_rollout_id"], request["_ng_attempt_index"]
+            try:
+                begun.append(await agents[-1].begin(*run, held="held" in request))
+            except ControlRefused as error:
+                if error.reason == "duplicate_execution":
+                    return answer()
+                return web.json_response(to_body(error), status=error.status)
+            if restarted:
+                agents.append(AgentParticipant(server_name="agent"))
+            raise Lost
+
+        async with agent(handle) as runs:
+            work = runs.run(replace(RUN, held=restored), {})
+            if not restarted and not restored:
+                assert (await work).reward == 0.5
+            else:
+                with pytest.raises(ParticipantFailed, match="unknown_execution"):
+                    await work
+        assert asked == [restored, True]
+        assert len(begun) == (0 if restored else 1)
+
+    asyncio.run(body())
+
+
+def test_a_run_that_met_nobody_may_be_begun() -> None:
+    async def body() -> None:
+        asked: list[bool] = []
+
+        async def handle(request: dict[str, Any]) -> web.Response:
+            asked.append("held" in request)
+            return answer()
+
+        with closing(socket.socket()) as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = probe.getsockname()[1]
+        async with agent(handle, url=f"http://127.0.0.1:{port}") as runs:
+            task = asyncio.create_task(runs.run(RUN, {}))
+            await asyncio.sleep(0.1)
+            async with agent(handle, port=port):
+                await task
+        assert asked == [False]
 
     asyncio.run(body())
 

@@ -644,6 +644,7 @@ def test_a_restored_run_goes_on_as_the_next_one(control: Make, boundary: Make, s
             Execution(rollout_id="d", attempt_index=1),
             Execution(rollout_id="d", attempt_index=0),
         )
+        assert await refusal(agent().begin("e", 1, held=True)) == "unknown_execution"
         for _ in range(2):
             discard = control(DiscardRestored, "r1", executions=drop)
             assert (await participant.discard(discard)).discarded == 1
@@ -651,7 +652,11 @@ def test_a_restored_run_goes_on_as_the_next_one(control: Make, boundary: Make, s
         assert await refusal(participant.begin("a", 0)) == "stale_attempt"
         # Its state is not whole any more.
         assert (await participant.begin("a", 1)).restored is None
-        one = await participant.begin("e", 1)
+        # What the caller knows to be here is not begun from nothing.
+        assert await refusal(participant.begin("a", 2, held=True)) == "unknown_execution"
+        assert await refusal(participant.begin("z", 0, held=True)) == "unknown_execution"
+        one = await participant.begin("e", 1, held=True)
+        assert await refusal(participant.begin("e", 1, held=True)) == "duplicate_execution"
         assert one.generation == 1
         assert one.restored is not None
         assert one.restored.attempt_index == 1

@@ -22,6 +22,7 @@ from snapfmt_coordinator.protocol.v1 import (
     Restore,
     Resume,
 )
+from snapfmt_coordinator.sequence.outcomes import classify
 from snapfmt_schemas.attempt import Receipt
 from snapfmt_schemas.identity import capture_key
 from snapfmt_schemas.lineage import (
@@ -332,12 +333,27 @@ def test_an_auxiliary_model_takes_no_part(control: Make, lineage_row: Make, save
     run(body)
 
 
+def test_a_late_call_of_an_older_run_is_refused(lineage_row: Make) -> None:
+    async def body() -> None:
+        participant = model()
+        await chain(participant, lineage_row, "r", ["call-1"], 1)
+        assert await refusal(enter(participant, "r", 0, "call-1")) == "stale_attempt"
+        assert participant.rows("r", 0) == ()
+        # That of another rollout is not older.
+        await chain(participant, lineage_row, "q", ["call-1"])
+        participant.forget([Execution(rollout_id="r", attempt_index=1)])
+        await chain(participant, lineage_row, "r", ["call-1"], 2)
+
+    run(body)
+
+
 def test_forget_gives_up_forgets_and_refuses(lineage_row: Make) -> None:
     async def body() -> None:
         participant = model()
-        for number in range(3):
-            await chain(participant, lineage_row, "r", ["call-1"], number)
+        await chain(participant, lineage_row, "r", ["call-1"])
         async with participant.call("r", 0, "call-2") as call:
+            for number in (1, 2):
+                await chain(participant, lineage_row, "r", ["call-1"], number)
             reply = participant.forget([Execution(rollout_id="r", attempt_index=1)])
             assert (reply.retired, reply.tombstoned) == (2, 1)
             assert reason(lambda: call.fail("x")) == "stale_attempt"
@@ -359,6 +375,28 @@ async def committed(
     await participant.resume(control(Resume))
     receipts = (agent_receipt(saves, records),)
     return await participant.commit(control(CommitModel, ticket=ticket, agents=receipts))
+
+
+def test_a_rollout_on_two_agents_costs_this_save_only(
+    control: Make, boundary: Make, lineage_row: Make, saves: Any
+) -> None:
+    # Its run 0 could not be retired on one agent, and run 1 is on another.
+    async def body() -> None:
+        participant = model()
+        for number in range(2):
+            await chain(participant, lineage_row, "a", ["call-1"], number)
+        await participant.pause(control(PauseModel))
+        receipts = tuple(
+            agent_receipt(saves, [boundary("a", number)], f"gym/agent/{number}")
+            for number in range(2)
+        )
+        request = control(CommitModel, ticket=saves.ticket(PART), agents=receipts)
+        with pytest.raises(ControlRefused, match="two agents") as caught:
+            await participant.commit(request)
+        assert caught.value.reason == "ledger_not_checkpointable"
+        assert classify(caught.value) == "io_error"
+
+    run(body)
 
 
 def test_the_lineage_of_the_continuations_is_written_and_nothing_else(

@@ -315,6 +315,27 @@ def test_restored_sessions_are_those_of_the_next_runs(control: Make, saves: Any)
     run(body)
 
 
+def test_what_was_discarded_can_be_restored_again(control: Make, saves: Any) -> None:
+    async def body() -> None:
+        place = await saved(control, saves, ("a", 0), ("b", 2))
+        tools = Tools()
+        request = control(Restore, "r1", source_checkpoint_id="c1", snapshot=place)
+        assert (await tools.side.restore(request)).restored == 2
+        runs = (
+            Execution(rollout_id="a", attempt_index=1),
+            Execution(rollout_id="b", attempt_index=3),
+        )
+        discard = control(DiscardRestored, "r1", executions=runs)
+        assert (await tools.side.discard(discard)).discarded == 2
+        await tools.side.resume(control(Resume, "r1"))
+        again = control(Restore, "r2", source_checkpoint_id="c1", snapshot=place)
+        assert (await tools.side.restore(again)).restored == 2
+        await tools.side.resume(control(Resume, "r2"))
+        assert await tools.use("a", 1) == 2
+
+    run(body)
+
+
 def test_a_restore_is_all_or_nothing(control: Make, saves: Any) -> None:
     async def body() -> None:
         place = await saved(control, saves, ("a", 0), ("b", 0))

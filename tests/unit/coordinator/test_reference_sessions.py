@@ -1,13 +1,19 @@
 """Sessions of the reference tools: once per call, saved whole, restored whole."""
 
+import asyncio
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from snapfmt.errors import ControlRefused, RestoreRefused
+from snapfmt_coordinator.participant.agent import AgentParticipant
 from snapfmt_coordinator.reference import tools
+from snapfmt_coordinator.reference.links import Reply
+from snapfmt_coordinator.reference.rollout import Rollout, Servers, Task
+from snapfmt_coordinator.reference.serving import ATTEMPT_HEADER, ROLLOUT_HEADER
 from snapfmt_coordinator.reference.sessions import REMEMBERED, MutationLog, Sessions
 from snapfmt_schemas.lines import from_line, to_line
 from snapfmt_schemas.redaction import redact_record
@@ -42,6 +48,44 @@ def carried(sessions: Sessions, run: int) -> list[ResourceSnapshot]:
         assert hidden == ()
         found.append(from_line(ResourceSnapshot, to_line(kept)))
     return found
+
+
+class Local:
+    """Asks sessions of this process for a session."""
+
+    name = "tools"
+
+    def __init__(self, sessions: Sessions) -> None:
+        self.sessions = sessions
+
+    async def post(self, path: str, body: bytes, headers: Mapping[str, str]) -> Reply:
+        assert path == "/seed_session"
+        asked = json.loads(body)
+        who = headers[ROLLOUT_HEADER], int(headers[ATTEMPT_HEADER])
+        session = self.sessions.seed(*who, seed=asked["seed"], seeded_by=asked["execution"])
+        return Reply({"session_id": session.session_id}, session.revision)
+
+
+def test_a_restarted_agent_meets_no_session_that_was_half_used() -> None:
+    async def begun(link: Any) -> Rollout:
+        execution = await AgentParticipant(server_name="swe").begin("p_g0", 0)
+        task = Task(prompt="x", max_turns=3, tools=("counter",), seed=7)
+        rollout = Rollout(execution, task, Servers(link, {"counter": link}))
+        await rollout._start()
+        return rollout
+
+    async def body() -> None:
+        link = Local(Sessions(tools.tool("counter")))
+        first = await begun(link)
+        session_id = first._place.sessions["tools"]
+        link.sessions.act("p_g0", 0, session_id, "call-1", 0, ARGUMENTS["counter"])
+        # A process of its own counts its generations from the beginning.
+        second = await begun(link)
+        assert second._execution.generation == first._execution.generation
+        assert second._place.revisions == {"tools": 0}
+        assert second._place.sessions["tools"] != session_id
+
+    asyncio.run(body())
 
 
 @pytest.mark.parametrize("kind", sorted(ARGUMENTS))

@@ -24,9 +24,10 @@ from snapfmt.errors import (
 from snapfmt.reading.snapshot import Part
 from snapfmt.reading.source import Source
 from snapfmt_coordinator.gym.parts import GymParts
+from snapfmt_coordinator.gym.upkeep import NO_AGENT
 from snapfmt_coordinator.participant import agent_part, sessions_part
 from snapfmt_coordinator.protocol.v1 import Capabilities, Execution, ReferenceIndex
-from snapfmt_coordinator.sequence import records
+from snapfmt_coordinator.sequence import records, waiting
 from snapfmt_coordinator.sequence.restore import RestoreResult, restore
 from snapfmt_schemas.agent import AgentBoundaryRecord
 from snapfmt_schemas.attempt import Receipt
@@ -468,9 +469,39 @@ def test_a_run_whose_state_is_not_whole_starts_over(stage: Stage) -> None:
     (phase,) = [item for item in result.timeline.phases if item.name == "discard"]
     assert phase.counts == {
         "started_over": 4,
+        "loose_sessions": 0,
         "redacted_state": 2,
         "restart_only_resource": 2,
     }
+
+
+def test_sessions_of_runs_that_nobody_continues_are_discarded(stage: Stage) -> None:
+    # One parked before its first boundary, one ended and was never retired.
+    stage.live.restart_only = ()
+    stage.maker.sessions = [("p1_g0", 0, 1, {}), ("p8_g0", 0, 4, {}), ("p9_g0", 2, 4, {})]
+    stage.maker.publish({("p1_g0", 0): None})
+    result = stage.run()
+    assert stage.gym.discarded == {
+        NO_AGENT: [
+            Execution(rollout_id="p8_g0", attempt_index=1),
+            Execution(rollout_id="p9_g0", attempt_index=3),
+        ]
+    }
+    (phase,) = [item for item in result.timeline.phases if item.name == "discard"]
+    assert phase.counts == {"started_over": 0, "loose_sessions": 2}
+    assert result.started_over == ()
+    assert [item.rollout_id for item in result.continued] == ["p1_g0"]
+    assert stage.live.state["controller"] == frozenset({"p1_g0"})
+
+
+def test_sessions_of_runs_that_nobody_continues_are_retired_too(stage: Stage) -> None:
+    stage.maker.sessions = [("p1_g0", 0, 1, {}), ("p8_g0", 0, 4, {})]
+    stage.maker.publish({("p1_g0", 0): {"tools": 1}})
+    stage.live.fail("controller.install", ParticipantFailed("planned"))
+    with pytest.raises(ParticipantFailed):
+        stage.run()
+    retired = [(item.rollout_id, item.attempt_index) for item in stage.gym.retired]
+    assert retired == [("p1_g0", 1), ("p8_g0", 1)]
 
 
 def test_a_snapshot_without_a_session_that_a_run_needs_is_passed_over(stage: Stage) -> None:
@@ -671,6 +702,25 @@ def test_a_restore_that_is_cancelled_leaves_nothing_restored(stage: Stage, step:
     asyncio.run(body())
     assert set(stage.live.state) <= {"gym"}
     assert stage.live.state.get("gym") in (None, "closed, empty")
+
+
+def test_a_restore_of_gym_that_is_cut_off_is_retired(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stage.maker.publish()
+    monkeypatch.setattr(waiting, "GRACE_S", 0.05)
+
+    async def hang(*_: Any, **__: Any) -> None:
+        stage.live.state["gym"] = "closed"
+        await asyncio.sleep(60)
+
+    stage.gym.restore = hang
+    with pytest.raises(ParticipantFailed, match="not done before the deadline"):
+        stage.run(prepare_timeout_s=0.1)
+    assert stage.live.state == {"gym": "closed, empty"}
+    assert stage.live.steps[-3:] == ["gym.retire", "gym.resume", "rows.unload"]
+    expected = {(rollout, number + 1) for rollout, number in RUNS}
+    assert {(item.rollout_id, item.attempt_index) for item in stage.gym.retired} == expected
 
 
 def test_what_fails_while_it_is_taken_back_is_told(stage: Stage) -> None:
