@@ -2,11 +2,13 @@
 
 import logging
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
 from snapfmt import Repository, Snapshot
+from snapfmt.errors import MissingObject
+from snapfmt_coordinator.loop.control import BOOTSTRAP
 from snapfmt_coordinator.loop.hub import Hub
 from snapfmt_coordinator.loop.trip import Stepped, Trip
 from snapfmt_coordinator.sequence.save import SaveResult
@@ -133,12 +135,28 @@ class _SteppedState:
 
 
 class SteppedLoader:
-    """The controller's side of a restore; taking the state over is a step."""
+    """The controller's side of a restore; taking the state over is a step.
 
-    def __init__(self, inner: Any, trip: Trip) -> None:
+    `durable` has the steps with a trainer checkpoint.
+    """
+
+    def __init__(self, inner: Any, trip: Trip, durable: Collection[int]) -> None:
         self._inner = inner
         self._trip = trip
+        self._durable = durable
 
     def read(self, snapshot: Snapshot) -> Any:
-        """A state whose installation is a step."""
+        """A state whose installation is a step.
+
+        Raises:
+            MissingObject: If the trainer has no checkpoint of the step that it stands on; so an
+                older snapshot is taken.
+        """
+        anchor = snapshot.manifest.anchor
+        if anchor is not None and anchor.train_step not in {BOOTSTRAP, *self._durable}:
+            raise MissingObject(
+                f"it stands on step {anchor.train_step}, whose trainer checkpoint is gone",
+                what=snapshot.name,
+                hint="bring the checkpoint back, or restore an older snapshot",
+            )
         return Stepped(self._inner.read(snapshot), self._trip, "restore", ("install",))
