@@ -27,7 +27,7 @@ from snapfmt.errors import (
     UnsupportedFeature,
 )
 from snapfmt.reading.snapshot import Snapshot
-from snapfmt_coordinator.gym import observing, resuming
+from snapfmt_coordinator.gym import observing
 from snapfmt_coordinator.gym.client import Retries, ServerAddress
 from snapfmt_coordinator.gym.parts import METADATA_KEY, GymParts, from_metadata, to_metadata
 from snapfmt_coordinator.gym.side import GymSide
@@ -778,10 +778,7 @@ def test_resume_tries_all_and_raises_afterwards(world: World) -> None:
     assert ("resume", "gym/resources/r1", {"failed": 1}) in world.steps
 
 
-def test_a_server_that_hangs_holds_the_others_up_for_a_moment_only(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(resuming, "STAGE_PATIENCE_S", 0.2)
+def test_a_server_that_hangs_holds_the_others_up_for_a_moment_only(world: World) -> None:
     asyncio.run(world.side.discover())
     world.r1.delays["resources-checkpoint/resume"] = 2.5
     opened: dict[str, int] = {}
@@ -794,7 +791,9 @@ def test_a_server_that_hangs_holds_the_others_up_for_a_moment_only(
         asyncio.run(world.side.resume("c1", deadline_ts=soon(1.5), observe=observe))
     assert opened["gym/resources/r2"] < opened["gym/model/m1"] < opened["gym/agent/a1"]
     assert opened["gym/agent/a1"] < opened["gym/resources/r1"]
-    assert opened["gym/model/m1"] >= 0.2e9
+    # A quarter of the time: nobody is left out.
+    assert opened["gym/model/m1"] >= 0.3e9
+    assert any(name == "a1" and route.endswith("/resume") for name, route, _ in world.host.log)
 
 
 def test_resume_outlasts_failures_until_its_deadline(world: World) -> None:
