@@ -17,7 +17,7 @@ from snapfmt.reading.snapshot import Snapshot
 from snapfmt_coordinator.gym.client import Retries, ServerAddress
 from snapfmt_coordinator.gym.parts import METADATA_KEY, GymParts, to_metadata
 from snapfmt_coordinator.gym.side import GymSide
-from snapfmt_coordinator.participant import sessions_part
+from snapfmt_coordinator.participant import agent_part, sessions_part
 from snapfmt_coordinator.participant.agent import AgentParticipant
 from snapfmt_coordinator.participant.model import ModelParticipant
 from snapfmt_coordinator.participant.resources import ResourcesParticipant
@@ -234,6 +234,32 @@ def test_a_save_while_runs_are_in_flight(play: Make, repository: Repository) -> 
         assert {(one.rollout_id, one.attempt_index): one.state["used"] for one in found} == frozen
         assert ("prepare.park", "gym/agent/a2") in steps
         assert not [actor for _, actor in steps if actor == "gym/model/judge"]
+
+    play(act)
+
+
+def test_a_model_keeps_its_cut_while_agents_write(
+    play: Make, repository: Repository, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write = agent_part.write
+
+    def slow(*args: Any) -> Any:
+        # Longer than the model's deadline to hold its cut, and its grace of 0.5 s.
+        time.sleep(1.8)
+        return write(*args)
+
+    monkeypatch.setattr(agent_part, "write", slow)
+
+    async def act(stage: Scene) -> None:
+        side = stage.side
+        stage.start(2)
+        with repository.begin() as attempt:
+            await side.prepare("c1", deadline_ts=soon())
+            await side.commit("c1", deadline_ts=soon(1.0), tickets=attempt.ticket)
+            await side.resume("c1", deadline_ts=soon())
+            parts = await side.collect("c1", deadline_ts=soon(20), tickets=attempt.ticket)
+        assert len(parts.receipts) == 5
+        await stage.finish()
 
     play(act)
 

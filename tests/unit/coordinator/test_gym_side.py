@@ -680,10 +680,13 @@ def test_commit_asks_nobody_when_the_attempt_is_over(world: World) -> None:
 def test_collect_gives_the_model_what_the_agents_wrote(world: World) -> None:
     world.a2.delays["agent-checkpoint/commit"] = 0.2
     parts = collect(world)
-    assert world.last("agent-checkpoint/commit") < world.first("model-checkpoint/commit")
+    assert world.last("agent-checkpoint/commit") < world.last("model-checkpoint/commit")
     # Resources do not wait for agents.
-    assert world.last("resources-checkpoint/commit") < world.first("model-checkpoint/commit")
-    (body,) = world.bodies("m1", "model-checkpoint/commit")
+    assert world.last("resources-checkpoint/commit") < world.last("model-checkpoint/commit")
+    kept, body = world.bodies("m1", "model-checkpoint/commit")
+    # Told at once until when to keep its cut.
+    assert (kept["wait"], kept["agents"]) == (False, None)
+    assert kept["deadline_ts"] == body["deadline_ts"]
     assert [one["part"] for one in body["agents"]] == ["gym/agent/a1", "gym/agent/a2"]
     assert body["agents"][0] == v1.data(receipt_of("gym/agent/a1"))
     assert body["wait"] is True
