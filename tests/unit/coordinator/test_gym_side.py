@@ -200,12 +200,13 @@ class Host:
             body = json.loads(text) if text else dict(request.query_params)
             self.log.append((name, route, body))
             fake = self.fakes[name]
-            self.busy += 1
+            delay = fake.delays.get(route, 0.0)
+            self.busy += delay > 0
             self.most = max(self.most, self.busy)
             try:
-                await asyncio.sleep(fake.delays.get(route, 0))
+                await asyncio.sleep(delay)
             finally:
-                self.busy -= 1
+                self.busy -= delay > 0
             if route == "capabilities" and route not in fake.replies:
                 found: Any = v1.data(fake.capabilities)
             else:
@@ -636,8 +637,35 @@ def test_one_agent_that_is_down_ends_the_prepare(running: Host) -> None:
 def test_a_deadline_that_has_passed_changes_nothing(world: World, seconds: float) -> None:
     asyncio.run(world.side.discover())
     world.forget()
-    assert isinstance(failing(prepare, world, seconds, server="m1"), DeadlineExceeded)
+    assert isinstance(failing(prepare, world, seconds, server="a1"), DeadlineExceeded)
     assert world.host.log == []
+
+
+def test_a_server_that_became_another_one_is_discovered_again(world: World) -> None:
+    asyncio.run(world.side.discover())
+    world.forget()
+    prepare(world)
+    asked = [name for name, route, _ in world.host.log if route == "capabilities"]
+    assert sorted(asked) == ["a1", "a2", "m1", "r1", "r2"]
+    for fake in (world.a1, world.a2):
+        features = (*FEATURES["agent"], v1.DISCARD, v1.DEPENDENCIES)
+        fake.capabilities = fake.capabilities.model_copy(update={"features": features})
+    restarted = {"checkpoint_mode": "restart_only", "incarnation": "another"}
+    world.r1.capabilities = world.r1.capabilities.model_copy(update=restarted)
+    prepare(world)
+    modes = {
+        item.participant.server_name: item.checkpoint_mode
+        for item in world.side.topology().participants
+    }
+    assert (modes["r1"], modes["r2"]) == ("restart_only", "export_restore")
+
+
+def test_a_server_that_became_one_that_cannot_take_part_closes_nobody(world: World) -> None:
+    asyncio.run(world.side.discover())
+    world.forget()
+    world.r1.capabilities = world.r1.capabilities.model_copy(update={"features": ()})
+    assert isinstance(failing(prepare, world, server="r1"), UnsupportedFeature)
+    assert {route for _, route, _ in world.host.log} == {"capabilities"}
 
 
 # --- commit, collect
