@@ -166,6 +166,8 @@ class Fence:
             "wrong_phase",
             f"the participant is {self.phase}, not {' or '.join(phases)}",
             what=request.checkpoint_id,
+            hint="ask in order: prepare or restore, commit, resume; to begin anew, resume this one"
+            " and use a new id",
         )
 
     def renew(self, deadline_ts: float) -> None:
