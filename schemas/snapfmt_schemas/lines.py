@@ -21,7 +21,8 @@ def to_line(record: Record) -> bytes:
     takes values that are nested deeper than pydantic's serializer goes.
 
     Raises:
-        ValueError: If the record is nested too deep, or holds an integer too long, for JSON.
+        ValueError: If the record is nested too deep, or holds an integer too long, for JSON; or
+            NaN or an infinity, which JSON has not (R-1).
     """
     try:
         return _ENCODER.encode(record).encode("ascii")
@@ -84,6 +85,15 @@ def unique_pairs(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return result
 
 
+def no_constant(text: str) -> Any:
+    """What a parser does with NaN and the infinities, which Python takes and JSON has not.
+
+    Raises:
+        ValueError: Always.
+    """
+    raise ValueError(f"{text} is not JSON")
+
+
 # Made once: `json.dumps` and `json.loads` make one for every call that is given a hook.
-_ENCODER: Final = json.JSONEncoder(default=_fields)
+_ENCODER: Final = json.JSONEncoder(default=_fields, allow_nan=False)
 _DECODER: Final = json.JSONDecoder(object_pairs_hook=unique_pairs)

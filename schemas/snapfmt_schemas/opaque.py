@@ -1,6 +1,7 @@
 """JSON that snapfmt stores and never interprets (spec/v1/05-records.md)."""
 
 from collections.abc import Iterator
+from math import isfinite
 from typing import Annotated, Any, Final, TypeVar
 
 from pydantic import BeforeValidator, PlainValidator, ValidationInfo, WithJsonSchema
@@ -12,7 +13,7 @@ PARSED: Final = {"parsed": True}
 
 
 def check_json(value: Any) -> None:
-    """Refuse what JSON would change or lose: other keys than text, tuples, objects, cycles.
+    """Refuse what JSON would change or lose: other keys than text, tuples, NaN, objects, cycles.
 
     Numbers may pass 64 bit and nesting has no bound here, since agents own these values.
 
@@ -24,7 +25,11 @@ def check_json(value: Any) -> None:
     while above:
         own_id, children = above[-1]
         for node in children:
-            if node is None or isinstance(node, str | int | float):
+            if node is None or isinstance(node, str | int):
+                continue
+            if isinstance(node, float):
+                if not isfinite(node):
+                    raise ValueError(f"{node} is not JSON")
                 continue
             if not isinstance(node, dict | list):
                 raise ValueError(f"{type(node).__name__} is not JSON")

@@ -10,6 +10,7 @@ from pydantic import BaseModel, ValidationError
 from snapfmt.errors import FormatError, InputError, LimitExceeded, UnsupportedVersion
 from snapfmt.format.columns import is_utf8
 from snapfmt.limits import DEFAULT_LIMITS, Limits
+from snapfmt_schemas.lines import no_constant
 
 M = TypeVar("M", bound=BaseModel)
 
@@ -86,7 +87,7 @@ def parse(data: bytes, *, what: str, size_limit: int, limits: Limits = DEFAULT_L
             object_pairs_hook=_unique_pairs,
             parse_int=integer,
             parse_float=_finite,
-            parse_constant=_no_constant,
+            parse_constant=no_constant,
         )
     except (ValueError, RecursionError) as error:
         raise FormatError(f"not a JSON document: {error}", what=what) from error
@@ -142,10 +143,6 @@ def _finite(text: str) -> float:
     if not math.isfinite(value):
         raise ValueError("a number is too large")
     return value
-
-
-def _no_constant(text: str) -> Any:
-    raise ValueError(f"{text} is not JSON")
 
 
 def _depth(data: bytes) -> int:

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from snapfmt.errors import FormatError, UnsupportedValue
+from snapfmt_schemas.lines import no_constant
 
 MAX_DEPTH = 200
 """Deepest nesting of a value; far from where any JSON reader of any language gives up."""
@@ -48,7 +49,7 @@ def decode(text: str | bytes) -> Any:
     try:
         # `json.loads` would take bytes in UTF-16 or with a mark before them, too.
         plain = text if isinstance(text, str) else text.decode("utf-8")
-        return json.loads(plain, object_hook=_raise, parse_constant=_no_constant)
+        return json.loads(plain, object_hook=_raise, parse_constant=no_constant)
     except (ValueError, TypeError, KeyError, RecursionError, struct.error) as error:
         raise FormatError(f"not tagged JSON: {error}") from error
 
@@ -105,10 +106,6 @@ def _raise(value: dict[str, Any]) -> Any:
         if tag.startswith("$"):
             return _untag(tag, content)
     return value
-
-
-def _no_constant(text: str) -> Any:
-    raise ValueError(f"{text} is not JSON")
 
 
 _CONTAINERS = {"$tuple": tuple, "$set": set, "$frozenset": frozenset}

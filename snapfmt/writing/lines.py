@@ -61,7 +61,10 @@ def prepare(
 
 def _parse(line: bytes) -> Any:
     return json.loads(
-        line.decode("utf-8"), object_pairs_hook=lines.unique_pairs, parse_float=_exact_float
+        line.decode("utf-8"),
+        object_pairs_hook=lines.unique_pairs,
+        parse_float=_exact_float,
+        parse_constant=lines.no_constant,
     )
 
 

@@ -19,7 +19,11 @@ counts = st.integers(0, 2**70)
 names = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=30)
 any_text = st.text(st.characters(exclude_categories=[]), max_size=20)
 json_values = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | any_text,
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | any_text,
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(any_text, inner, max_size=4),
     max_leaves=20,
 )

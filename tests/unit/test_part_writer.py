@@ -175,9 +175,12 @@ def test_a_record_that_breaks_its_schema_is_named(repository: Repository) -> Non
         b'{"k": ""}',
         b'{"k": "\\ud800"}',
         b'{"k": ' + b"[" * 100_000,
+        b'{"k": "a", "x": NaN}',
+        b'{"k": "a", "x": [-Infinity]}',
     ],
     ids=lambda line: repr(line)[:24],
 )
+@pytest.mark.req("R-1")
 def test_a_line_must_be_a_json_object_with_its_key(repository: Repository, line: bytes) -> None:
     part = repository.begin().part("p")
     with pytest.raises(InvalidRecord):

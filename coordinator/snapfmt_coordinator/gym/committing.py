@@ -65,7 +65,8 @@ async def collect(
     """Has the held cuts written, and gives the receipts.
 
     Agents first, then the models, which write the lineage of what the agents wrote; resources
-    beside them.
+    beside them. A server keeps its cut until the deadline of the last commit that asked for it,
+    and its grace: models, whose turn comes later, are told the deadline of this at once.
 
     Raises:
         ControlRefused, ParticipantFailed, DeadlineExceeded: If one did not.
@@ -90,8 +91,19 @@ async def collect(
             counts.update(_counts(reply))
             return _Sealed(link, reply, _checked_receipt(link, reply, ticket))
 
+    async def keep(link: Link) -> None:
+        body = _request(link, checkpoint_id, deadline_ts, tickets(link.part), wait=False)
+        await link.client.request(_route(link), body, v1.Committed, deadline_ts=deadline_ts)
+
+    async def all_agents() -> list[_Sealed]:
+        return await together(write(link) for link in links.agents)
+
+    async def all_kept() -> list[_Sealed]:
+        await together(keep(link) for link in links.models)
+        return []
+
     async def lineage() -> list[_Sealed]:
-        agents = await together(write(link) for link in links.agents)
+        agents, _ = await together((all_agents(), all_kept()))
         receipts = tuple(item.receipt for item in agents)
         return agents + await together(write(link, receipts) for link in links.models)
 

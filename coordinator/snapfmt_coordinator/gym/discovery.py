@@ -31,6 +31,7 @@ NEEDED_FOR_RESTART: Final = (v1.DISCARD, v1.DEPENDENCIES)
 PROBES: Final = 6
 """Connections at once that look for a second process behind an address, once per round."""
 PROBE_ROUNDS: Final = 3
+_PASSING: Final = {"phase", "active_checkpoint_id", "deadline_ts"}
 _PART: Final[TypeAdapter[str]] = TypeAdapter(PartName)
 
 
@@ -123,6 +124,12 @@ async def discover(
         for item in sorted_out.agents:
             _need(item, NEEDED_FOR_RESTART)
     return sorted_out
+
+
+async def has_changed(known: Participant, client: ControlClient, deadline_ts: float) -> bool:
+    """Whether a server says something else of itself than before, but for what it does now."""
+    reply = await _capabilities(client, deadline_ts)
+    return reply.model_dump(exclude=_PASSING) != known.capabilities.model_dump(exclude=_PASSING)
 
 
 async def _capabilities(client: ControlClient, deadline_ts: float) -> v1.Capabilities:

@@ -11,7 +11,9 @@ from snapfmt_coordinator.gym.observing import observed
 from snapfmt_coordinator.protocol import v1
 
 STAGE_PATIENCE_S: Final = 5.0
-"""How long a server that does not answer keeps the next ones from being resumed."""
+"""How long a server that does not answer keeps the next ones from being resumed, at most: no
+longer than a quarter of the time that there is, so that all are told before it is over."""
+_SHARE: Final = 0.25
 _OPEN_ALREADY: Final = ("unknown_checkpoint", "stale_checkpoint")
 
 
@@ -51,4 +53,5 @@ async def resume(
             counts["released"] = reply.released
 
     stages = (links.resources, links.models, links.agents)
-    await in_stages(open_again, stages, patience_s=STAGE_PATIENCE_S)
+    left = max(deadline_ts - time.time(), 0.0)
+    await in_stages(open_again, stages, patience_s=min(STAGE_PATIENCE_S, _SHARE * left))

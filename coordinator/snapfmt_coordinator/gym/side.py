@@ -28,6 +28,7 @@ from snapfmt_coordinator.gym.client import (
 )
 from snapfmt_coordinator.gym.committing import Tickets
 from snapfmt_coordinator.gym.discovery import Participants
+from snapfmt_coordinator.gym.fanout import together
 from snapfmt_coordinator.gym.incarnations import Incarnations
 from snapfmt_coordinator.gym.links import Links
 from snapfmt_coordinator.gym.observing import Observe
@@ -95,7 +96,7 @@ class GymSide:
     async def discover(
         self, *, deadline_ts: float | None = None, observe: Observe | None = None
     ) -> tuple[Capabilities, ...]:
-        """What every server is and can do; asked once, then remembered.
+        """What every server is and can do; remembered, and looked at again by `prepare`.
 
         Raises:
             UnsupportedFeature: If one lacks something, or runs several processes, or there are
@@ -130,7 +131,12 @@ class GymSide:
     async def prepare(
         self, checkpoint_id: str, *, deadline_ts: float, observe: Observe | None = None
     ) -> PrepareCounts:
-        """Brings all to rest; after an error, `resume`. See `preparing.prepare`."""
+        """Brings all to rest; after an error, `resume`. See `preparing.prepare`.
+
+        Before anybody is closed, all are asked whether they are still what `discover` found: a
+        server may have been restarted since, as another one.
+        """
+        await self._look_again(checkpoint_id, deadline_ts, observe)
         async with self._links(deadline_ts, observe, checkpoint_id) as links:
             return await preparing.prepare(
                 links,
@@ -245,6 +251,22 @@ class GymSide:
                     observe=observe,
                 )
         return self._found
+
+    async def _look_again(
+        self, checkpoint_id: str, deadline_ts: float, observe: Observe | None
+    ) -> None:
+        """Discovers again when a server says something new; the process that says it is noted.
+
+        From then on no other process may answer during this checkpoint, so that what is
+        published of a server's kind and mode is what holds for its part.
+        """
+        async with self._links(deadline_ts, None, checkpoint_id) as links:
+            changed = await together(
+                discovery.has_changed(link.participant, link.client, deadline_ts) for link in links
+            )
+        if any(changed):
+            self._found = None
+            await self._participants(deadline_ts, observe)
 
     @asynccontextmanager
     async def _links(

@@ -1,11 +1,13 @@
 """Puts the pumps and the sequences of one run together over their ports; no Ray in it."""
 
 import asyncio
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol, cast
 
 from snapfmt import Repository
+from snapfmt.errors import SnapfmtError
 from snapfmt_coordinator.loop import activity
 from snapfmt_coordinator.loop.config import LoopConfig
 from snapfmt_coordinator.loop.control import Control
@@ -32,6 +34,8 @@ from snapfmt_coordinator.sequence.ports import (
 )
 from snapfmt_coordinator.sequence.restore import RestoreResult, restore
 from snapfmt_coordinator.sequence.save import SaveResult, SaveSequence
+
+_log = logging.getLogger(__name__)
 
 
 class Queue(DataPlane, DataPlaneLoader, Protocol):
@@ -91,10 +95,11 @@ class Conductor:
             return None
         gym = Stepped(self._parties.gym, self._trip, "restore", ("restore", "discard", "resume"))
         queue = Stepped(self._parties.queue, self._trip, "restore", ("load",))
+        durable = frozenset(await self._parties.trainer.steps())
         return await restore(
             self._repository,
             cast("Gym", gym),
-            cast("ControllerLoader", SteppedLoader(self.control, self._trip)),
+            cast("ControllerLoader", SteppedLoader(self.control, self._trip, durable)),
             cast("DataPlaneLoader", queue),
             fingerprints=self._fingerprints,
             prepare_timeout_s=self._config.prepare_timeout_s,
@@ -167,8 +172,13 @@ class Conductor:
     async def _save_ended(self, result: SaveResult) -> None:
         if result.manifest is not None:
             await self._trip.at("save:published")
-            anchors = await asyncio.to_thread(self._anchors)
-            await self._parties.trainer.prune(anchors)
+            try:
+                anchors = await asyncio.to_thread(self._anchors)
+            except SnapfmtError as error:
+                # What cannot be read may stand on anything.
+                _log.warning("no trainer checkpoint is removed now: %s", error)
+            else:
+                await self._parties.trainer.prune(anchors)
         self._saved(result)
 
     def _anchors(self) -> list[int]:

@@ -72,7 +72,11 @@ class Trainer(Protocol):
         ...
 
     async def prune(self, keep: Sequence[int]) -> None:
-        """Removes checkpoints of other steps; the newest one stays."""
+        """Removes checkpoints of other steps; that of the step saved or loaded last stays."""
+        ...
+
+    async def steps(self) -> Sequence[int]:
+        """Steps with a durable checkpoint."""
         ...
 
 

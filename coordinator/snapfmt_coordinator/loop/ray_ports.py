@@ -69,6 +69,11 @@ class RemoteTrainer:
         """See the actor."""
         await answer(self._actor.prune.remote(list(keep)), "trainer")
 
+    async def steps(self) -> Sequence[int]:
+        """See the actor."""
+        steps: list[int] = await answer(self._actor.steps.remote(), "trainer")
+        return steps
+
 
 class RemoteEngine:
     """Implements `loop.ports.Engine` over the actor."""

@@ -68,6 +68,10 @@ class TrainerActor:
         """Removes checkpoints that no snapshot needs."""
         return self._checkpoints.prune(keep)
 
+    def steps(self) -> list[int]:
+        """Steps with a durable checkpoint."""
+        return self._checkpoints.steps()
+
     def state(self) -> TrainerState:
         """What it has learnt so far."""
         return self._state

@@ -1,26 +1,38 @@
 """Snapshots at intervals, and what belongs to them in this loop."""
 
+import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
 from snapfmt import Repository, Snapshot
+from snapfmt.errors import MissingObject, SnapfmtError
+from snapfmt_coordinator.loop.control import BOOTSTRAP
 from snapfmt_coordinator.loop.hub import Hub
 from snapfmt_coordinator.loop.trip import Stepped, Trip
 from snapfmt_coordinator.sequence.save import SaveResult
 
 AGAIN_S: Final = 0.2
-"""Pause before a save that was skipped, or thrown away, is tried again."""
+"""Pause before a save that was skipped, or thrown away, or a release is tried again."""
 _log = logging.getLogger(__name__)
 
 
 class Saves(Protocol):
     """`sequence.save.SaveSequence`, as far as the pump needs it."""
 
+    @property
+    def pending_release(self) -> str | None:
+        """The checkpoint whose release Gym has not confirmed."""
+        ...
+
     async def save(self, *, force: bool = False) -> SaveResult:
         """One try at a snapshot."""
+        ...
+
+    async def release_pending(self) -> None:
+        """Asks Gym for it again."""
         ...
 
 
@@ -76,6 +88,7 @@ class CheckpointPump:
         """Whether there is another save to take after this time."""
         control, until = self._hub.control, time.monotonic() + seconds
         self._woken = False
+        await self._release(until)
         while not control.state.idle():
             done = sum(1 for result in self.results if result.manifest is not None)
             if self._policy.max_saves is not None and done >= self._policy.max_saves:
@@ -85,6 +98,19 @@ class CheckpointPump:
                 return True
             await control.changed.wait(left)
         return False
+
+    async def _release(self, until: float) -> None:
+        """Has Gym confirm a release that is pending: as long as it does not, rollouts wait.
+
+        What is refused until then, the next save meets again and counts as its failure.
+        """
+        saves, control = self._saves, self._hub.control
+        while saves.pending_release and not control.state.idle() and time.monotonic() < until:
+            await asyncio.sleep(AGAIN_S)
+            try:
+                await saves.release_pending()
+            except SnapfmtError as error:
+                _log.warning("%s is not released: %s", saves.pending_release, error)
 
 
 class SteppedDataPlane:
@@ -133,12 +159,28 @@ class _SteppedState:
 
 
 class SteppedLoader:
-    """The controller's side of a restore; taking the state over is a step."""
+    """The controller's side of a restore; taking the state over is a step.
 
-    def __init__(self, inner: Any, trip: Trip) -> None:
+    `durable` has the steps with a trainer checkpoint.
+    """
+
+    def __init__(self, inner: Any, trip: Trip, durable: Collection[int]) -> None:
         self._inner = inner
         self._trip = trip
+        self._durable = durable
 
     def read(self, snapshot: Snapshot) -> Any:
-        """A state whose installation is a step."""
+        """A state whose installation is a step.
+
+        Raises:
+            MissingObject: If the trainer has no checkpoint of the step that it stands on; so an
+                older snapshot is taken.
+        """
+        anchor = snapshot.manifest.anchor
+        if anchor is not None and anchor.train_step not in {BOOTSTRAP, *self._durable}:
+            raise MissingObject(
+                f"it stands on step {anchor.train_step}, whose trainer checkpoint is gone",
+                what=snapshot.name,
+                hint="bring the checkpoint back, or restore an older snapshot",
+            )
         return Stepped(self._inner.read(snapshot), self._trip, "restore", ("install",))

@@ -171,7 +171,7 @@ def _write_items(
 def _encoded(item: dict[str, Any], secrets: Secrets, what: str) -> tuple[str, tuple[str, ...]]:
     """An item as one line of JSON, and the paths of what redaction replaced in it."""
     try:
-        text = json.dumps(item)
+        text = json.dumps(item, allow_nan=False)
         if secrets == "keep":
             return text, ()
         # Through JSON first: what is no JSON value but becomes one is looked at, too.

@@ -28,7 +28,10 @@ R = TypeVar("R", bound=Record)
 REMEMBERED_IDS: Final = 64
 """Finished checkpoint ids that are remembered and refused."""
 GRACE_S: Final = 600.0
-"""Seconds after a deadline until a participant opens by itself."""
+"""Seconds after a deadline until a participant opens by itself, or lets go of a held cut.
+
+Longer than twice the coordinator's `prepare_timeout_s`: so long may lie between the commit that
+held the cut and the one that has it written."""
 MAX_AHEAD_S: Final = 366 * 24 * 3600.0
 """A deadline further ahead is a mistake, such as one in milliseconds."""
 _LOG = logging.getLogger(__name__)
@@ -163,6 +166,8 @@ class Fence:
             "wrong_phase",
             f"the participant is {self.phase}, not {' or '.join(phases)}",
             what=request.checkpoint_id,
+            hint="ask in order: prepare or restore, commit, resume; to begin anew, resume this one"
+            " and use a new id",
         )
 
     def renew(self, deadline_ts: float) -> None:

@@ -83,6 +83,7 @@ class CutHolder(Generic[C]):
                 "invalid_request",
                 f"the ticket is for part {request.ticket.part!r}, this is {self.part!r}",
                 what="ticket.part",
+                hint="give each server the ticket for its own part; check the addresses",
             )
         held = self._held
         if held is None or held.checkpoint_id != request.checkpoint_id:
@@ -96,6 +97,7 @@ class CutHolder(Generic[C]):
                 "checkpoint_conflict",
                 "this checkpoint is written into another attempt",
                 what=request.checkpoint_id,
+                hint="commit each attempt under a checkpoint id of its own",
             )
         # A later ticket of the same attempt may have a later deadline.
         held.ticket = request.ticket
@@ -117,6 +119,7 @@ class CutHolder(Generic[C]):
                 "checkpoint_conflict",
                 "the cut is written for other receipts",
                 what=request.checkpoint_id,
+                hint="ask again with the same agents; for others begin another checkpoint",
             )
         if held.answer is not None or held.cut is None:
             return held.answer or held.summary

@@ -17,6 +17,7 @@ from snapfmt_coordinator.participant import parts
 from snapfmt_coordinator.participant.agent_part import CONTINUATIONS
 from snapfmt_coordinator.participant.ledger import LedgerCut, RunKey, RunLedger
 from snapfmt_coordinator.participant.on_base import SaveMemory, TableOnBase
+from snapfmt_coordinator.participant.parts import DAMAGED
 from snapfmt_coordinator.protocol.codes import refused
 from snapfmt_coordinator.protocol.v1 import Committed, Execution, ReferenceIndex
 from snapfmt_schemas._base import Record
@@ -40,7 +41,6 @@ FAILURES: Final = "failures.jsonl"
 REFERENCES: Final = "storage-references.jsonl"
 LEDGER: Final = "ledger.json"
 _BARE: Final[Mapping[str, Any]] = {"staging_chain": None}
-DAMAGED: Final = "verify the snapshot, and restore another one"
 
 
 class SavedRun(Record):

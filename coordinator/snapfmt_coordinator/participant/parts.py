@@ -3,8 +3,10 @@
 Everything here blocks, so participants call it in a worker thread.
 """
 
+import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Final
 
 from snapfmt.errors import ControlRefused, CorruptObject, FormatError, InputError, SnapfmtError
 from snapfmt.reading.snapshot import Part
@@ -16,6 +18,9 @@ from snapfmt_coordinator.protocol.codes import Reason, described, refused
 from snapfmt_coordinator.protocol.v1 import PublishedPart, ReferenceIndex
 from snapfmt_schemas.attempt import Receipt, Ticket
 
+DAMAGED: Final = "verify the snapshot, and restore another one"
+LOOK: Final = "look at this server's log, which has the traceback, and at its storage"
+_LOG = logging.getLogger(__name__)
 WORKERS = 1
 """Encoder threads of a part of JSON records."""
 
@@ -93,10 +98,12 @@ def texts(table: TableReader, *columns: str) -> Iterator[tuple[str, ...]]:
         found = [batch.columns.get(name) for name in columns]
         values = [item for item in found if item is not None and item.signature.kind == "text"]
         if len(values) != len(columns) or any(item.present is not None for item in values):
-            raise FormatError(f"rows without text in {', '.join(columns)}", what=table.name)
+            raise FormatError(
+                f"rows without text in {', '.join(columns)}", what=table.name, hint=DAMAGED
+            )
         for row, key in enumerate(batch.keys):
             if key in seen:
-                raise FormatError(f"key {key!r} comes twice", what=table.name)
+                raise FormatError(f"key {key!r} comes twice", what=table.name, hint=DAMAGED)
             seen.add(key)
             yield key, *(item.value(row) for item in values)
 
@@ -108,11 +115,21 @@ def failing_as(reason: Reason, doing: str) -> Iterator[None]:
         yield
     except ControlRefused:
         raise
-    except SnapfmtError as error:
-        raise refused(
-            reason, f"{doing}: {error.code}: {error.message}", what=error.what, hint=error.hint
-        ) from error
-    except (OSError, ValueError) as error:
-        raise refused(
-            reason, f"{doing}: {described(error)}", hint="look at this server's log and storage"
-        ) from error
+    except (SnapfmtError, OSError, ValueError) as error:
+        raise failure(reason, doing, error) from error
+
+
+def failure(reason: Reason, doing: str, error: Exception) -> ControlRefused:
+    """The refusal for what failed; the log has the error itself.
+
+    The text of a foreign error may hold state, so its caller is told of its kind only.
+    """
+    _LOG.error("%s", doing, exc_info=error)
+    if isinstance(error, SnapfmtError):
+        return refused(
+            reason,
+            f"{doing}: {error.code}: {error.message}",
+            what=error.what,
+            hint=error.hint or LOOK,
+        )
+    return refused(reason, f"{doing}: {described(error)}", hint=LOOK)

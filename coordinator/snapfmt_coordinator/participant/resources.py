@@ -18,7 +18,7 @@ from snapfmt_coordinator.participant.sessions_part import SessionCut
 from snapfmt_coordinator.participant.tombstones import Tombstones
 from snapfmt_coordinator.participant.touched import Touched
 from snapfmt_coordinator.protocol import v1
-from snapfmt_coordinator.protocol.codes import described, refused
+from snapfmt_coordinator.protocol.codes import refused
 from snapfmt_schemas.attempt import Ticket
 from snapfmt_schemas.resources import ResourceSnapshot
 
@@ -324,9 +324,8 @@ class ResourcesParticipant:
             try:
                 self._store.install(sessions)
             except Exception as error:
-                raise refused(
-                    "resources_checkpoint_error",
-                    f"the sessions were not installed: {described(error)}",
+                raise parts.failure(
+                    "resources_checkpoint_error", "the sessions were not installed", error
                 ) from error
         for item in saved.sessions:
             self._closed.close(item.rollout_id, item.attempt_index)
@@ -341,7 +340,6 @@ def _exported(store: SessionStore) -> list[sessions_part.Session]:
         # Taken apart here, so that a store that gives something else is told so.
         return [(name, number, rev, state) for name, number, rev, state in store.export()]
     except Exception as error:
-        raise refused(
-            "resources_checkpoint_error",
-            f"the sessions were not exported: {described(error)}",
+        raise parts.failure(
+            "resources_checkpoint_error", "the sessions were not exported", error
         ) from error

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any, Final, Literal
 
 import numpy as np
+from pydantic import ValidationError
 
 from snapfmt import PartWriter
 from snapfmt.errors import FormatError, InvalidRecord
@@ -14,6 +15,7 @@ from snapfmt.writing.lines import prepare
 from snapfmt_coordinator.participant import parts
 from snapfmt_coordinator.participant.on_base import UNMARKED, SaveMemory, TableOnBase
 from snapfmt_coordinator.participant.redacting import Losses, Secrets
+from snapfmt_coordinator.protocol.codes import described
 from snapfmt_coordinator.protocol.v1 import Committed, Mode
 from snapfmt_schemas._base import Record
 from snapfmt_schemas.attempt import Ticket
@@ -73,7 +75,11 @@ def write(
     own_marks = np.array([marks[at] for at in order], np.int64)
     keys = [session_key(*session[:2]) for session in sessions]
     if len({session[0] for session in sessions}) != len(sessions):
-        raise InvalidRecord("a rollout has two sessions", what=ticket.part)
+        raise InvalidRecord(
+            "a rollout has two sessions",
+            what=ticket.part,
+            hint="a store exports one session of each rollout",
+        )
     server = SavedServer(server_name=server_name, mode=mode, sessions=len(sessions))
 
     def body(part: PartWriter, table: TableOnBase) -> int:
@@ -83,15 +89,8 @@ def write(
         def columns(rows: list[int]) -> dict[str, Any]:
             found = []
             for row in rows:
-                rollout_id, attempt_index, revision, state = sessions[row]
-                record = ResourceSnapshot(
-                    rollout_id=rollout_id,
-                    attempt_index=attempt_index,
-                    state_revision=revision,
-                    state=state,
-                    created_at=cut.taken_at,
-                )
-                key = capture_key(rollout_id, attempt_index)
+                key = capture_key(*sessions[row][:2])
+                record = _record(sessions[row], cut.taken_at, key)
                 line = prepare(record, None, redact=secrets == "redact", what=key)
                 found.append(line.data.decode("ascii"))
                 if losses.note(key, line.hidden):
@@ -115,6 +114,24 @@ def write(
     )
 
 
+def _record(session: Session, created_at: float, what: str) -> ResourceSnapshot:
+    rollout_id, attempt_index, revision, state = session
+    try:
+        return ResourceSnapshot(
+            rollout_id=rollout_id,
+            attempt_index=attempt_index,
+            state_revision=revision,
+            state=state,
+            created_at=created_at,
+        )
+    except ValidationError as error:
+        raise InvalidRecord(
+            f"the session cannot be saved: {described(error)}",
+            what=what,
+            hint="a state is a JSON object: lists instead of tuples, keys of text, finite numbers",
+        ) from error
+
+
 def read(part: Part) -> tuple[SavedServer, tuple[ResourceSnapshot, ...]]:
     """Read and check the part.
 
@@ -128,9 +145,10 @@ def read(part: Part) -> tuple[SavedServer, tuple[ResourceSnapshot, ...]]:
         raise FormatError(
             f"{len(sessions)} sessions, the server's document says {server.sessions}",
             what=part.name,
+            hint=parts.DAMAGED,
         )
     if len({item.rollout_id for item in sessions}) != len(sessions):
-        raise FormatError("a rollout has two sessions", what=part.name)
+        raise FormatError("a rollout has two sessions", what=part.name, hint=parts.DAMAGED)
     return server, sessions
 
 
@@ -149,12 +167,20 @@ def records(part: Part) -> Iterator[ResourceSnapshot]:
         try:
             record = from_line(ResourceSnapshot, line.encode())
         except (ValueError, RecursionError) as error:
-            raise FormatError(f"not a session: {error}", what=f"{part.name}/{key}") from error
+            raise FormatError(
+                f"not a session: {error}",
+                what=f"{part.name}/{key}",
+                hint=parts.DAMAGED,
+            ) from error
         run = capture_key(record.rollout_id, record.attempt_index)
         if key != session_key(record.rollout_id, record.attempt_index) or (
             record.state_revision != known.get(run)
         ):
-            raise FormatError("a row is not the session that it says", what=f"{part.name}/{key}")
+            raise FormatError(
+                "a row is not the session that it says",
+                what=f"{part.name}/{key}",
+                hint=parts.DAMAGED,
+            )
         yield record
 
 
@@ -168,7 +194,11 @@ def read_server(part: Part) -> SavedServer:
     try:
         return SavedServer.model_validate_json(part.read(SERVER))
     except ValueError as error:
-        raise FormatError(f"not a server document: {error}", what=part.name) from error
+        raise FormatError(
+            f"not a server document: {error}",
+            what=part.name,
+            hint=parts.DAMAGED,
+        ) from error
 
 
 def revisions(part: Part) -> dict[str, int]:
@@ -188,7 +218,9 @@ def revisions(part: Part) -> dict[str, int]:
             revision = None if values is None else values.value(row)
             if type(revision) is not int or name in found:
                 raise FormatError(
-                    "a session has no revision, or comes twice", what=f"{part.name}/{key}"
+                    "a session has no revision, or comes twice",
+                    what=f"{part.name}/{key}",
+                    hint=parts.DAMAGED,
                 )
             found[name] = revision
     return found
@@ -203,7 +235,7 @@ def _run_of(key: str, what: str) -> str:
     """The capture key of the run that a session's row is of."""
     rollout_id, _, number = key.partition("/")
     if not number.isdecimal() or session_key(rollout_id, int(number)) != key:
-        raise FormatError(f"{key!r} is not the key of a session", what=what)
+        raise FormatError(f"{key!r} is not the key of a session", what=what, hint=parts.DAMAGED)
     return capture_key(rollout_id, int(number))
 
 
@@ -234,5 +266,5 @@ def _head(line: bytes, what: str) -> tuple[str, int, int]:
     try:
         record = from_line(ResourceSnapshot, line)
     except (ValueError, RecursionError) as error:
-        raise FormatError(f"not a session: {error}", what=what) from error
+        raise FormatError(f"not a session: {error}", what=what, hint=parts.DAMAGED) from error
     return record.rollout_id, record.attempt_index, record.state_revision

@@ -65,7 +65,7 @@ class Gym(Protocol):
     """
 
     async def discover(self) -> tuple[Capabilities, ...]:
-        """What every server is and can do; asked once, then remembered.
+        """What every server is and can do; remembered, and looked at again by `prepare`.
 
         Raises:
             UnsupportedFeature: If a server lacks a feature that a save or a restore needs.

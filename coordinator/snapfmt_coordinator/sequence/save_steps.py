@@ -129,6 +129,7 @@ class SaveSteps:
         Raises:
             Skipped: If the trainer's place has no durable checkpoint, other than when the save
                 began.
+            ParticipantFailed: If Gym was not told of a result in time.
         """
         held = (NEW, PARKED) if self.gym is not None else ()
         async with run.recorder.phase("cut", waited=(*held, WRITERS, TRAINER)) as notes:
@@ -145,6 +146,14 @@ class SaveSteps:
             run.anchor = self.controller.anchor()
             with run.recorder.block("cut", CONTROLLER_PART):
                 run.own = self.controller.cut()
+            if self.gym is not None and (owed := run.own.pending_acknowledgements()):
+                # Such as of an agent that was restarted: it is still at once, and what it gave
+                # before is adopted after the last acknowledgement.
+                raise ParticipantFailed(
+                    f"{owed} results were adopted between the last acknowledgement and the cut",
+                    what=run.checkpoint_id,
+                    hint="they are acknowledged now; then save again",
+                )
             with run.recorder.block("cut", "rl/tq"):
                 await to_the_end(self._take_rows(run), patience_s=_CUT_PATIENCE_S)
 

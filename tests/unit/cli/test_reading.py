@@ -14,6 +14,7 @@ import pytest
 
 from snapfmt import Repository
 from snapfmt.cli import cells, main
+from snapfmt.writing.lines import PreparedLine
 
 Snapfmt = Callable[..., Any]
 PART = "gym/agent/swe-0"
@@ -263,7 +264,8 @@ def test_values_that_json_lacks(snapfmt: Snapfmt, tmp_path: Path) -> None:
     repository = Repository.open(tmp_path / "r", create=True)
     attempt = repository.begin()
     part = attempt.part("p")
-    part.records("odd.jsonl", [b'{"v":NaN}', b'{"v":-Infinity}'])
+    odd = (b'{"v":NaN}', b'{"v":-Infinity}')
+    part.records("odd.jsonl", [PreparedLine(line, "") for line in odd])
     with part.table("t") as table:
         table.append(
             keys=["x\x1b[2J\n"],

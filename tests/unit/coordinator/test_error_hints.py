@@ -14,6 +14,7 @@ ERRORS = {
     "DeadlineExceeded",
     "FormatError",
     "InputError",
+    "InvalidRecord",
     "LimitExceeded",
     "ParticipantFailed",
     "RestoreRefused",
@@ -23,6 +24,8 @@ PLACES = [
     *sorted((HOME / "gym").glob("*.py")),
     *(HOME / "participant" / f"{name}.py" for name in ("agent", "model", "model_part", "ledger")),
     *(HOME / "participant" / f"{name}.py" for name in ("bodies", "calls", "naming", "restoring")),
+    *(HOME / "participant" / f"{name}.py" for name in ("fence", "holding", "parts")),
+    HOME / "participant" / "sessions_part.py",
 ]
 
 

@@ -247,6 +247,32 @@ def test_a_save_while_runs_are_in_flight(play: Make, repository: Repository) -> 
     play(act)
 
 
+def test_a_model_keeps_its_cut_while_agents_write(
+    play: Make, repository: Repository, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write = agent_part.write
+
+    def slow(*args: Any) -> Any:
+        # Longer than the model's deadline to hold its cut, and its grace of 0.5 s.
+        time.sleep(1.8)
+        return write(*args)
+
+    monkeypatch.setattr(agent_part, "write", slow)
+
+    async def act(stage: Scene) -> None:
+        side = stage.side
+        stage.start(2)
+        with repository.begin() as attempt:
+            await side.prepare("c1", deadline_ts=soon())
+            await side.commit("c1", deadline_ts=soon(1.0), tickets=attempt.ticket)
+            await side.resume("c1", deadline_ts=soon())
+            parts = await side.collect("c1", deadline_ts=soon(20), tickets=attempt.ticket)
+        assert len(parts.receipts) == 5
+        await stage.finish()
+
+    play(act)
+
+
 def test_a_restore_continues_every_run_as_the_next_one(play: Make, repository: Repository) -> None:
     snapshot = saved(play, repository)
     sessions = {

@@ -169,10 +169,51 @@ def test_a_trainer_checkpoint_is_there_whole_or_not_at_all(tmp_path: Path) -> No
     other = learn(states[1], [row("h_0", "h", 99)])
     store.save(other)
     assert store.load(2) == other
-    assert store.prune([2]) == [1]
-    assert store.steps() == [2, 3]
+    assert store.prune([]) == [1, 3]
+    assert store.steps() == [2]
     with pytest.raises(MissingObject, match="step_1"):
         store.load(1)
+
+
+def test_the_step_that_the_next_snapshot_stands_on_is_never_pruned(tmp_path: Path) -> None:
+    for number in range(1, 6):
+        TrainerCheckpoints(tmp_path).save(TrainerState(steps=number))
+    store = TrainerCheckpoints(tmp_path)
+    assert store.prune(range(1, 5)) == []  # Did nothing yet: the highest may be its own.
+    # Taken back, a restore has cost nothing.
+    store.load(3)
+    store.load(0)
+    assert store.steps() == [1, 2, 3, 4, 5]
+    store.load(3)
+    assert store.prune([2]) == [1, 4, 5]  # Those of the life before are stale.
+    store.save(TrainerState(steps=4))
+    # Step 5 is left over again, as after a crash before that prune.
+    TrainerCheckpoints(tmp_path).save(TrainerState(steps=5))
+    # A snapshot that was cut at 3 was published meanwhile; an older one stands on 2.
+    assert store.prune([2, 3]) == [5]
+    assert store.load(4).steps == 4
+    # Set aside twice, with a process that died in between.
+    (tmp_path / "trash_step_2" / "full").mkdir(parents=True)
+    assert store.prune([3]) == [2]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["step_3", "step_4"]
+
+
+def test_a_checkpoint_beside_a_prune_is_no_stale_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = TrainerCheckpoints(tmp_path)
+    store.save(TrainerState(steps=1))
+    rename = Path.rename
+
+    def rename_and_prune(path: Path, target: Path) -> Path:
+        found = rename(path, target)
+        if path.name == "tmp_step_2":
+            assert store.prune([]) == [1]
+        return found
+
+    monkeypatch.setattr(Path, "rename", rename_and_prune)
+    store.save(TrainerState(steps=2))
+    assert store.steps() == [2]
 
 
 def test_a_damaged_trainer_checkpoint_is_refused(tmp_path: Path) -> None:

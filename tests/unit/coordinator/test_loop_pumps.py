@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from snapfmt.errors import ControlRefused, ParticipantFailed
+from snapfmt.errors import ControlRefused, ParticipantFailed, SnapfmtError
 from snapfmt_coordinator.loop import activity
 from snapfmt_coordinator.loop.control import Control
 from snapfmt_coordinator.loop.hub import Hub
@@ -388,6 +388,14 @@ class Saves:
     def __init__(self, *outcomes: tuple[str, str]) -> None:
         self.outcomes = list(outcomes)
         self.at: list[float] = []
+        self.pending_release: str | None = None
+        self.releases: list[SnapfmtError] = []
+        """How the next releases fail."""
+
+    async def release_pending(self) -> None:
+        if self.releases:
+            raise self.releases.pop(0)
+        self.pending_release = None
 
     async def save(self, *, force: bool = False) -> SaveResult:
         assert not force
@@ -421,6 +429,40 @@ def test_a_save_that_was_put_off_is_tried_again_at_once() -> None:
         assert saves.at[1] - saves.at[0] < 0.09
         assert ended == ["missing_trainer_anchor", "completed"]
         pump_task.cancel()
+
+    asyncio.run(body())
+
+
+def test_the_gate_opens_soon_after_gym_is_back() -> None:
+    async def body() -> None:
+        hub, saves = hub_of(), Saves(("failed", "io_error"))
+
+        async def told(_: SaveResult) -> None:
+            saves.pending_release = "checkpoint-1"
+            saves.releases = [ParticipantFailed("it is down")]
+
+        pump = CheckpointPump(hub, saves, SavePolicy(interval_s=1.5), ended=told)
+        pump_task = asyncio.ensure_future(pump.run())
+        await soon(lambda: saves.pending_release)
+        await soon(lambda: saves.pending_release is None)
+        assert len(saves.at) == 1
+        pump_task.cancel()
+
+    asyncio.run(body())
+
+
+def test_a_release_that_is_refused_holds_the_next_save_up_no_longer_than_planned() -> None:
+    async def body() -> None:
+        hub, saves = hub_of(), Saves(("failed", "io_error"))
+
+        async def told(_: SaveResult) -> None:
+            saves.pending_release = "checkpoint-1"
+            saves.releases = [ParticipantFailed("it is down") for _ in range(99)]
+
+        policy = SavePolicy(interval_s=0.1, max_saves=1)
+        async with asyncio.timeout(5.0):
+            await CheckpointPump(hub, saves, policy, ended=told).run()
+        assert len(saves.at) == 2
 
     asyncio.run(body())
 

@@ -8,6 +8,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 import pytest
+from pydantic import ValidationError
 
 from snapfmt.errors import ControlRefused, FormatError, InvalidRecord
 from snapfmt_coordinator.participant import agent_part
@@ -577,6 +578,31 @@ def test_a_failed_write_can_be_tried_again(control: Make, boundary: Make, saves:
         assert [item.reason for item in results] == ["agent_checkpoint_error"] * 2  # type: ignore[union-attr]
         assert "DeadlineExceeded" in str(results[0])
         assert (await participant.commit(control(Commit, ticket=ticket))).ready
+        await participant.resume(control(Resume))
+        await task
+
+    run(body)
+
+
+@pytest.mark.req("R-1")
+@pytest.mark.parametrize("secrets", ["redact", "keep"])
+def test_an_item_that_is_not_json_is_refused_by_the_name_of_its_run(
+    control: Make, boundary: Make, saves: Any, secrets: Any
+) -> None:
+    with pytest.raises(ValidationError, match="nan is not JSON"):
+        boundary("r", output_items=({"x": float("nan")},))
+
+    async def body() -> None:
+        participant = AgentParticipant(server_name="swe", secrets=secrets)
+        item: dict[str, Any] = {"x": 1.0}
+        _, task = await park(participant, boundary("r", output_items=({"y": 1}, item)))
+        await participant.prepare(control(PrepareAgents, wait_s=5))
+        # Changed after it was handed over.
+        item["x"] = float("nan")
+        commit = participant.commit(control(Commit, ticket=saves.ticket(PART)))
+        with pytest.raises(ControlRefused, match="not a JSON value") as caught:
+            await commit
+        assert (caught.value.reason, caught.value.what) == ("agent_checkpoint_error", "r/0/1")
         await participant.resume(control(Resume))
         await task
 

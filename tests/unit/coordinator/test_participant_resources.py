@@ -194,7 +194,9 @@ def test_a_server_that_exports_nothing_takes_part(control: Make, saves: Any, mod
     run(body)
 
 
-def test_a_store_that_fails_is_told_and_can_be_asked_again(control: Make, saves: Any) -> None:
+def test_a_store_that_fails_is_told_and_can_be_asked_again(
+    control: Make, saves: Any, caplog: pytest.LogCaptureFixture
+) -> None:
     async def body() -> None:
         tools = Tools()
         await tools.use("a")
@@ -206,9 +208,47 @@ def test_a_store_that_fails_is_told_and_can_be_asked_again(control: Make, saves:
         await tools.side.prepare(control())
         commit = control(Commit, ticket=saves.ticket(PART))
         assert await refusal(tools.side.commit(commit)) == "resources_checkpoint_error"
+        assert logged(caplog) == ["the sessions were not exported: KeyError"]
         tools.store.broken = ""
         tools.store.sessions["a", 0]["bad"] = {1, 2}
         assert await refusal(tools.side.commit(commit)) == "resources_checkpoint_error"
+        assert logged(caplog)[1:] == ["the part was not written: InvalidRecord"]
+
+    run(body)
+
+
+def logged(caplog: pytest.LogCaptureFixture) -> list[str]:
+    """What a server's log has of failures, each with the kind of the error in its traceback."""
+    return [
+        f"{record.getMessage()}: {record.exc_info[0].__name__}"
+        for record in caplog.records
+        if record.exc_info and record.exc_info[0]
+    ]
+
+
+@pytest.mark.parametrize(
+    ("bad", "said"),
+    [
+        ((1, 2), "tuple is not JSON"),
+        (float("nan"), "nan is not JSON"),
+        ([float("inf")], "inf is not JSON"),
+        ({1: 2}, "key 1 is not text"),
+    ],
+)
+@pytest.mark.req("R-1")
+def test_a_state_that_is_not_json_is_refused_by_the_name_of_its_run(
+    control: Make, saves: Any, bad: object, said: str
+) -> None:
+    async def body() -> None:
+        tools = Tools()
+        await tools.use("a")
+        await tools.use("b", 2)
+        tools.store.sessions["b", 2]["bad"] = bad
+        await tools.side.prepare(control())
+        with pytest.raises(ControlRefused, match=said) as caught:
+            await tools.side.commit(control(Commit, ticket=saves.ticket(PART)))
+        assert (caught.value.reason, caught.value.what) == ("resources_checkpoint_error", "b-a2")
+        assert "finite numbers" in caught.value.hint
 
     run(body)
 
@@ -336,7 +376,9 @@ def test_what_was_discarded_can_be_restored_again(control: Make, saves: Any) -> 
     run(body)
 
 
-def test_a_restore_is_all_or_nothing(control: Make, saves: Any) -> None:
+def test_a_restore_is_all_or_nothing(
+    control: Make, saves: Any, caplog: pytest.LogCaptureFixture
+) -> None:
     async def body() -> None:
         place = await saved(control, saves, ("a", 0), ("b", 0))
         request = control(Restore, "r1", source_checkpoint_id="c1", snapshot=place)
@@ -350,6 +392,7 @@ def test_a_restore_is_all_or_nothing(control: Make, saves: Any) -> None:
         broken = Tools()
         broken.store.broken = "install"
         assert await refusal(broken.side.restore(request)) == "resources_checkpoint_error"
+        assert logged(caplog) == ["the sessions were not installed: KeyError"]
         assert broken.side.fence.phase == "restore_failed_paused"
         await broken.side.resume(control(Resume, "r1"))
         assert await broken.use("a", 0) == 1

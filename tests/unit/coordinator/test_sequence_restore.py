@@ -25,6 +25,8 @@ from snapfmt.reading.snapshot import Part
 from snapfmt.reading.source import Source
 from snapfmt_coordinator.gym.parts import GymParts
 from snapfmt_coordinator.gym.upkeep import NO_AGENT
+from snapfmt_coordinator.loop.saving import SteppedLoader
+from snapfmt_coordinator.loop.trip import Trip
 from snapfmt_coordinator.participant import agent_part, sessions_part
 from snapfmt_coordinator.protocol.v1 import Capabilities, Execution, ReferenceIndex
 from snapfmt_coordinator.sequence import records, waiting
@@ -427,6 +429,27 @@ def test_a_restore_goes_through_these_steps(stage: Stage) -> None:
     wanted = ["discover", "select", "load", "assign", "discard", "resume"]
     assert [name for name in dict.fromkeys(names) if name in wanted] == wanted
     assert result.timeline.operation == "restore"
+
+
+def test_a_snapshot_whose_trainer_checkpoint_is_gone_is_passed_over(stage: Stage) -> None:
+    older, newer = stage.maker.publish(step=3), stage.maker.publish(step=4)
+    trip = Trip(lambda _: None)
+    stage.loader = SteppedLoader(stage.loader, trip, [3, 5])  # type: ignore[assignment]
+    result = stage.run()
+    assert result.number == older
+    ((number, why),) = result.passed_over
+    assert number == newer
+    assert "step 4, whose trainer checkpoint is gone" in why
+
+
+def test_without_any_trainer_checkpoint_nothing_is_touched(stage: Stage) -> None:
+    stage.maker.publish(step=3)
+    trip = Trip(lambda _: None)
+    stage.loader = SteppedLoader(stage.loader, trip, ())  # type: ignore[assignment]
+    stage.refused(NoMatch, "step 3, whose trainer checkpoint is gone")
+    # Step 0 needs none.
+    number = stage.maker.publish(step=0)
+    assert stage.run().number == number
 
 
 def test_a_run_before_its_first_model_call_is_split_like_the_others(stage: Stage) -> None:

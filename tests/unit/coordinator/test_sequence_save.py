@@ -809,11 +809,8 @@ def changed(world: World, how: str) -> None:
         world.controller.dispatched.clear()
     elif how == "lineage":
         world.gym.keys = {}
-    elif how == "loose":
-        world.gym.keys["other"] = ["p7_g1/call-9"]
     else:
-        # Adopted after the prepare was done.
-        world.faults["controller.cut"] = lambda: world.controller.owed.append(owed("late"))
+        world.gym.keys["other"] = ["p7_g1/call-9"]
 
 
 @pytest.mark.parametrize(
@@ -824,7 +821,6 @@ def changed(world: World, how: str) -> None:
         ("run", "not dispatched: p7_g2"),
         ("lineage", "without lineage: p7_g2"),
         ("loose", "of no continuation: p7_g1/call-9"),
-        ("debt", "1 acknowledgements are owed"),
     ],
 )
 def test_parts_that_do_not_fit_together_are_not_published(run: Any, how: str, said: str) -> None:
@@ -834,6 +830,24 @@ def test_parts_that_do_not_fit_together_are_not_published(run: Any, how: str, sa
             await world.sequence.save()
         assert world.repository.numbers() == []
         world.check_running()
+
+    run(body)
+
+
+@pytest.mark.parametrize("step", ["gym.commit", "controller.cut"])
+def test_a_result_that_is_adopted_after_the_last_acknowledgement_costs_one_save(
+    run: Any, step: str
+) -> None:
+    async def body(world: World) -> None:
+        world.faults[step] = lambda: world.controller.owed.append(owed("late"))
+        result = await world.sequence.save()
+        assert (result.outcome, result.reason) == ("failed", "io_error")
+        assert "1 results were adopted between" in str(result.error)
+        assert "gym.collect" not in world.steps
+        assert world.repository.numbers() == []
+        world.check_running()
+        assert (await world.sequence.save()).outcome == "completed"
+        assert world.gym.acknowledged == ["late"]
 
     run(body)
 

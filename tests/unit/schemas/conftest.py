@@ -161,7 +161,7 @@ def _examples() -> list[Record]:
             output_items=({"role": "user", "content": "hé\ud83d"},),
             last_committed_model_call_id="call-2",
             resource_state_revisions={"tools": 3},
-            agent_state={"b": 1, "a": float("inf")},
+            agent_state={"b": 1, "a": 1e300},
             created_at=1.5,
         ),
         BoundaryHead(
