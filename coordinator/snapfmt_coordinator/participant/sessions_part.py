@@ -125,11 +125,12 @@ def _record(session: Session, created_at: float, what: str) -> ResourceSnapshot:
             created_at=created_at,
         )
     except ValidationError as error:
+        # Not as its cause: its text quotes the state, and this one comes into a log.
         raise InvalidRecord(
             f"the session cannot be saved: {described(error)}",
             what=what,
             hint="a state is a JSON object: lists instead of tuples, keys of text, finite numbers",
-        ) from error
+        ) from None
 
 
 def read(part: Part) -> tuple[SavedServer, tuple[ResourceSnapshot, ...]]:

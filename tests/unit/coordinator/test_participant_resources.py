@@ -237,18 +237,20 @@ def logged(caplog: pytest.LogCaptureFixture) -> list[str]:
 )
 @pytest.mark.req("R-1")
 def test_a_state_that_is_not_json_is_refused_by_the_name_of_its_run(
-    control: Make, saves: Any, bad: object, said: str
+    control: Make, saves: Any, caplog: pytest.LogCaptureFixture, bad: object, said: str
 ) -> None:
     async def body() -> None:
         tools = Tools()
         await tools.use("a")
         await tools.use("b", 2)
-        tools.store.sessions["b", 2]["bad"] = bad
+        tools.store.sessions["b", 2] |= {"secret_word": "hunter2", "bad": bad}
         await tools.side.prepare(control())
         with pytest.raises(ControlRefused, match=said) as caught:
             await tools.side.commit(control(Commit, ticket=saves.ticket(PART)))
         assert (caught.value.reason, caught.value.what) == ("resources_checkpoint_error", "b-a2")
         assert "finite numbers" in caught.value.hint
+        assert "the part was not written" in caplog.text
+        assert "hunter2" not in caplog.text
 
     run(body)
 
