@@ -171,8 +171,15 @@ def _part_index(ground: Ground) -> Prepared:
 def _line(model: type[Record]) -> Callable[[Ground], Prepared]:
     def run(data: bytes) -> None:
         found = _record(data, model, WHAT)
-        again = lines.from_line(model, lines.to_line(found))
-        same(lines.to_line(found), lines.to_line(again))
+        try:
+            line = lines.to_line(found)
+        except ValueError as error:
+            # A number beyond a double is read as an infinity, which is never written.
+            if "Out of range float" not in str(error):
+                raise
+            return
+        again = lines.from_line(model, line)
+        same(line, lines.to_line(again))
 
     return lambda ground: Prepared(run, [*_examples(model, Golden(ground.vectors))])
 

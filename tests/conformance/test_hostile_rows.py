@@ -57,7 +57,7 @@ def test_a_bit_of_the_rows_in_a_pack_that_was_named_anew(
 ) -> None:
     """Only the digests of heads, batch headers and chunks can tell."""
     choose, verdicts = random.Random(3), {}
-    for trial in range(60):
+    for trial in range(30):
         folder = tmp_path / "copy"
         shutil.copytree(golden / "repository", folder)
         path = folder / "snapshots/snapshot_000001/manifest.json"

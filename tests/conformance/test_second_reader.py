@@ -103,7 +103,7 @@ def test_they_agree_on_every_flipped_bit(
     verdicts = {}
     for name in files:
         size = (source / name).stat().st_size
-        places = {0, size - 1} | {choose.randrange(size) for _ in range(4)}
+        places = {0, size - 1} | {choose.randrange(size) for _ in range(2)}
         for place in sorted(places):
             folder = tmp_path / "copy"
             shutil.copytree(source, folder)
@@ -115,7 +115,7 @@ def test_they_agree_on_every_flipped_bit(
                 whole_by_second(minireader, folder),
             )
             shutil.rmtree(folder)
-    assert len(verdicts) > 80
+    assert len(verdicts) > 50
     assert {place for place, verdict in verdicts.items() if verdict != (False, False)} == set()
 
 

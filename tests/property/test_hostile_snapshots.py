@@ -63,7 +63,7 @@ def test_a_root_document_that_lies(origin: Path, seed: int) -> None:
 
 
 @given(seed=st.integers(0, 2**32))
-@settings(max_examples=200, suppress_health_check=list(HealthCheck))
+@settings(max_examples=100, suppress_health_check=list(HealthCheck))
 def test_indexes_inside_a_pack_that_lie(origin: Path, seed: int) -> None:
     """Batch indexes, keys and record indexes: Arrow streams from a hostile writer."""
     rng = random.Random(seed)

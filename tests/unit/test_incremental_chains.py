@@ -15,7 +15,7 @@ from snapfmt.testing.stores import WrappedStore
 from snapfmt.writing import carry
 from snapfmt.writing.carry import Carried, Carrier
 
-ROWS, SAVES = 400, 300
+ROWS, SAVES = 400, 200
 
 
 @pytest.fixture
