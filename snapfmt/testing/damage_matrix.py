@@ -5,19 +5,21 @@ and a bitmap of live rows are all there, in as few bytes as possible.
 """
 
 import tempfile
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from snapfmt.errors import SnapfmtError
 from snapfmt.format import layout
 from snapfmt.repository import Repository
 from snapfmt.testing.corruption import Tree
 from snapfmt.testing.samples import contents, plain
+
+T = TypeVar("T")
 
 Pieces = dict[str, Any]
 """What can be read, piece by piece."""
@@ -247,7 +249,14 @@ def run_share(
 def run_all(
     kinds: Iterable[Kind], folder: str, *, workers: int = 1, stride: int = 1
 ) -> list[Verdicts]:
-    """All damages of these kinds, in processes of their own if there are several workers."""
+    """All damages of these kinds, as `share_out` says."""
+    return share_out(run_share, kinds, folder, workers=workers, stride=stride)
+
+
+def share_out(
+    run_share: Callable[..., T], kinds: Iterable[Kind], folder: str, *, workers: int, stride: int
+) -> list[T]:
+    """Every share of these kinds, in processes of their own if there are several workers."""
     shares = 1 if workers == 1 else 8 * workers
     work = [(kind, place) for kind in kinds for place in range(shares)]
     run = partial(run_share, folder=folder, shares=shares, stride=stride)
@@ -259,16 +268,20 @@ def run_all(
 
 def summary(found: Iterable[Verdicts]) -> dict[str, Any]:
     """Figures by kind."""
+    return by_kind(found, ("tried", "found", "unread"), ("tried", "found"))
+
+
+def by_kind(found: Iterable[Any], names: Sequence[str], totals: Sequence[str]) -> dict[str, Any]:
+    """These figures of every kind, some of them over all kinds, and the problems."""
     kinds: dict[str, dict[str, int]] = {}
     problems: list[str] = []
     for item in found:
-        kind = kinds.setdefault(item.kind, {"tried": 0, "found": 0, "unread": 0})
-        for name in kind:
+        kind = kinds.setdefault(item.kind, dict.fromkeys(names, 0))
+        for name in names:
             kind[name] += getattr(item, name)
         problems += item.problems
     return {
-        "tried": sum(kind["tried"] for kind in kinds.values()),
-        "found": sum(kind["found"] for kind in kinds.values()),
+        **{name: sum(kind[name] for kind in kinds.values()) for name in totals},
         "kinds": kinds,
         "problems": len(problems),
         "first_problems": problems[:10],

@@ -9,11 +9,8 @@ import shutil
 import tempfile
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
-from functools import partial
 from itertools import islice
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +19,7 @@ from snapfmt.reading.snapshot import Snapshot
 from snapfmt.repair import RepairReport, SnapshotRepair, repair
 from snapfmt.repository import Repository
 from snapfmt.testing.corruption import Tree
-from snapfmt.testing.damage_matrix import Damage, Kind, damages, small
+from snapfmt.testing.damage_matrix import Damage, Kind, by_kind, damages, share_out, small
 from snapfmt.testing.samples import contents, plain
 
 Pieces = dict[tuple[str, str, str], Any]
@@ -223,31 +220,13 @@ def sample(folder: Path, strides: Mapping[Kind, int]) -> list[Repairs]:
 def run_all(
     kinds: Iterable[Kind], folder: str, *, workers: int = 1, stride: int = 1
 ) -> list[Repairs]:
-    """All damages of these kinds, in processes of their own if there are several workers."""
-    shares = 1 if workers == 1 else 8 * workers
-    work = [(kind, place) for kind in kinds for place in range(shares)]
-    run = partial(run_share, folder=folder, shares=shares, stride=stride)
-    if workers == 1:
-        return [run(item) for item in work]
-    with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
-        return list(pool.map(run, work))
+    """All damages of these kinds, as `share_out` says."""
+    return share_out(run_share, kinds, folder, workers=workers, stride=stride)
 
 
 def summary(found: Iterable[Repairs]) -> dict[str, Any]:
     """Figures by kind."""
-    kinds: dict[str, dict[str, int]] = {}
-    problems: list[str] = []
-    for item in found:
-        kind = kinds.setdefault(item.kind, dict.fromkeys(FIGURES, 0))
-        for name in FIGURES:
-            kind[name] += getattr(item, name)
-        problems += item.problems
-    return {
-        **{name: sum(kind[name] for kind in kinds.values()) for name in FIGURES},
-        "kinds": kinds,
-        "problems": len(problems),
-        "first_problems": problems[:10],
-    }
+    return by_kind(found, FIGURES, FIGURES)
 
 
 FIGURES = ("tried", "whole", "partly", "lost", "beside")

@@ -2,8 +2,9 @@
 
 import sys
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from snapfmt.testing.crew import Event
 
@@ -23,6 +24,19 @@ class Told:
     pushed: int = 0
     bytes: int = 0
     violations: list[str] = field(default_factory=list)
+
+    def figures(self, ends: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+        """What a soak and a crowd both report; `ends` is what was found in each place at last."""
+        return {
+            "saves_on_a_base": self.on_a_base,
+            "reads": self.counts["read"],
+            "verified": self.counts["verified"],
+            "collections": self.counts["collected"],
+            "bytes_checked": self.bytes + sum(item["bytes"] for item in ends),
+            "losses": sum(item["losses"] for item in ends),
+            "leaks": sum(item["leaks"] for item in ends),
+            "typed_errors": dict(sorted(self.errors.items())),
+        }
 
     def hear(self, events: Sequence[Event]) -> None:
         """Count them, and notice what must not be."""

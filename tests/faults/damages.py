@@ -6,6 +6,12 @@ shorter length, longer files, files that are gone, swapped in pairs, replaced by
 (older ones among them), copied to where they do not belong, and strange files. The audit must
 tell of each of them, and what is read must be what was saved, or a typed error. All of it takes
 about an hour of one core.
+
+With `--repair` each damaged repository is repaired instead, about 0.1 s of one core each: the new
+one must verify clean and hold what was saved, so must the pieces, the report must tell of each
+loss and of nothing else, and the damaged repository must stay as it was; one in five is also
+repaired with a good copy beside it, and nothing may be lost then. One in 29 of the bits is tried
+without a stride, and of the shorter lengths four times as many.
 """
 
 import argparse
@@ -14,26 +20,32 @@ import os
 import sys
 import tempfile
 import time
+from typing import Any
 
-from snapfmt.testing.damage_matrix import KINDS, run_all, summary
+from snapfmt.testing import damage_matrix, repair_matrix
+from snapfmt.testing.damage_matrix import KINDS
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("kinds", nargs="*", metavar="KIND", help=", ".join(KINDS))
     parser.add_argument("--workers", type=int, default=os.cpu_count() or 1)
-    parser.add_argument("--stride", type=int, default=1)
+    parser.add_argument("--stride", type=int, default=None)
+    parser.add_argument("--repair", action="store_true")
     given = parser.parse_args()
+    matrix = repair_matrix if given.repair else damage_matrix
+    stride = given.stride or (29 if given.repair else 1)
+    strides = {"bit": stride, "cut": max(stride // 4, 1) if given.repair else stride}
     began = time.monotonic()
     memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
     with tempfile.TemporaryDirectory(dir=memory) as folder:
-        tallies = []
+        tallies: list[Any] = []
         for kind in given.kinds or KINDS:
-            stride = given.stride if kind in ("bit", "cut") else 1
-            tallies += run_all([kind], folder, workers=given.workers, stride=stride)
-    found = summary(tallies)
+            some = strides.get(kind, 1)
+            tallies += matrix.run_all([kind], folder, workers=given.workers, stride=some)
+    found = matrix.summary(tallies)
     seconds = round(time.monotonic() - began, 1)
-    print(json.dumps({**found, "stride": given.stride, "seconds": seconds}))
+    print(json.dumps({**found, "stride": stride, "seconds": seconds}))
     return 1 if found["problems"] else 0
 
 

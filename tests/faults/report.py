@@ -21,7 +21,7 @@ COMMANDS = {
     "power_loss": ["power_loss.py"],
     "mutants": ["mutants.py"],
     "damages": ["damages.py"],
-    "repairs": ["repairs.py"],
+    "repairs": ["damages.py", "--repair"],
     "fuzz": ["fuzz.py"],
     "soak": ["soak.py", "--saves=1000", "--rounds=5"],
     "soak_s3": ["soak.py", "--saves=300", "--rounds=3", "--store=s3"],

@@ -1,4 +1,4 @@
-"""A sample of the damages, repaired; all of them: `python tests/faults/repairs.py`.
+"""A sample of the damages, repaired; all of them: `python tests/faults/damages.py --repair`.
 
 And repairs that are killed, also where they write pieces and close a number.
 """
