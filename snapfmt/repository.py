@@ -13,18 +13,18 @@ from snapfmt.errors import (
     SnapshotExists,
     StoreNotFound,
 )
-from snapfmt.format import canonical, compat, layout
+from snapfmt.format import compat, layout
 from snapfmt.limits import DEFAULT_LIMITS, Limits
 from snapfmt.reading.newest import Selection, newest
 from snapfmt.reading.report import VerifyReport
 from snapfmt.reading.snapshot import Snapshot
 from snapfmt.reading.verify import Progress, verify
 from snapfmt.storage.base import Store
-from snapfmt.storage.urls import open_store
+from snapfmt.storage.urls import open_store, store_at
 from snapfmt.writing.attempt import Attempt, reclaim
 from snapfmt.writing.collect import Collecting, CollectReport
 from snapfmt.writing.founding import found
-from snapfmt.writing.lease import leases, new_lease, over
+from snapfmt.writing.lease import hold, leases, new_lease, over
 from snapfmt.writing.part import PartWriter, decode_ticket
 from snapfmt.writing.pins import pin, pins, unpin
 from snapfmt.writing.retire import Retirement
@@ -74,11 +74,7 @@ class Repository:
             UnsupportedFilesystem: If it cannot be created safely here.
             StorageError: If the storage failed.
         """
-        store: Any = location
-        if not hasattr(location, "open_workspace"):
-            store = open_store(location, create=create, storage_options=storage_options)
-        elif storage_options:
-            raise InputError("an open store takes no storage options", what=store.location)
+        store = store_at(location, create=create, storage_options=storage_options)
         if store.size(layout.REPOSITORY_KEY) is None:
             if not create:
                 raise StoreNotFound(
@@ -254,10 +250,7 @@ class Repository:
         if layout.DOCUMENTS & set(self._store.names(f"{layout.SNAPSHOTS}/{name}")):
             raise SnapshotExists("the number is or was a snapshot's", what=name)
         lease = new_lease(chosen, base=base, seconds=lease_seconds, attempt_id=attempt_id)
-        self._store.create(layout.lease_key(lease.attempt_id), canonical.encode(lease))
-        self._store.open_workspace(
-            layout.workspace_key(lease.attempt_id), publishes=layout.manifest_key(chosen)
-        )
+        hold(self._store, lease)
         try:
             reference = self._reference(lease)
         except SnapfmtError:

@@ -74,8 +74,8 @@ class SegmentReader:
         return rows
 
     @lazy
-    def key_column(self) -> pa.Array:
-        """Keys of the live rows as Arrow text, in order."""
+    def _keys_entry(self) -> pa.Array:
+        """The keys entry: of all rows, dead ones too."""
         document = self._document
         data = self._source.entry(document.keys, document.keys_digest, what=f"{self._what} keys")
         batch = batch_index.read_stream(
@@ -86,7 +86,12 @@ class SegmentReader:
         )
         if batch.num_rows != document.rows:
             raise FormatError("keys do not fit the rows", what=self._what)
-        column = batch.column(0)
+        return batch.column(0)
+
+    @lazy
+    def key_column(self) -> pa.Array:
+        """Keys of the live rows as Arrow text, in order."""
+        column = self._keys_entry
         return column if self.live is None else column.take(pa.array(self.live))
 
     @lazy
@@ -321,15 +326,7 @@ class SegmentReader:
         return len(data), label
 
     def _all_keys(self) -> list[str]:
-        document = self._document
-        data = self._source.entry(document.keys, document.keys_digest, what=f"{self._what} keys")
-        batch = batch_index.read_stream(
-            data,
-            batch_index.KEYS_SCHEMA,
-            what=f"{self._what} keys",
-            limits=self._source.limits,
-        )
-        found: list[str] = batch.column(0).to_pylist()
+        found: list[str] = self._keys_entry.to_pylist()
         return found
 
 

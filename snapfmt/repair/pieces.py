@@ -4,7 +4,7 @@ import contextlib
 from typing import Any
 
 from snapfmt.errors import CommitConflict, SnapfmtError
-from snapfmt.format import canonical, compat, layout
+from snapfmt.format import compat, layout
 from snapfmt.limits import Limits
 from snapfmt.reading.snapshot import Snapshot
 from snapfmt.repair.report import Loss
@@ -12,7 +12,7 @@ from snapfmt.repair.survey import PartPieces, Survey
 from snapfmt.repository import LEASE_SECONDS, Repository
 from snapfmt.storage.base import Store
 from snapfmt.writing.attempt import Attempt, reclaim
-from snapfmt.writing.lease import new_lease, over
+from snapfmt.writing.lease import hold, new_lease, over
 from snapfmt_schemas.attempt import Receipt
 from snapfmt_schemas.manifest import Features, Manifest
 
@@ -80,10 +80,7 @@ def _begin(store: Store, number: int, owner: str, limits: Limits) -> Attempt:
     """A save of its own: `Repository.begin` refuses here, as anybody else's save is to be."""
     store.prepare()
     lease = new_lease(number, base=None, seconds=LEASE_SECONDS)
-    store.create(layout.lease_key(lease.attempt_id), canonical.encode(lease))
-    store.open_workspace(
-        layout.workspace_key(lease.attempt_id), publishes=layout.manifest_key(number)
-    )
+    hold(store, lease)
     return Attempt(store, lease, repository_id=owner, limits=limits)
 
 

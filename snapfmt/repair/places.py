@@ -22,20 +22,12 @@ from snapfmt.limits import Limits
 from snapfmt.reading import checks
 from snapfmt.repository import Repository
 from snapfmt.storage.base import Store
-from snapfmt.storage.urls import open_store
+from snapfmt.storage.urls import is_store, store_at
 from snapfmt.writing.founding import found
 from snapfmt_schemas.manifest import Features, Manifest, RepositoryDocument
 
 MARK: Final = "repair"
 """Of the extensions of a repository document: which repair made it."""
-
-
-def open_place(location: Any, *, create: bool = False) -> Store:
-    """The store at a path or URL, or the one that is given."""
-    if hasattr(location, "open_workspace"):
-        store: Store = location
-        return store
-    return open_store(location, create=create)
 
 
 def check_apart(kept: Sequence[Any], written: Sequence[Any]) -> None:
@@ -65,7 +57,7 @@ def _meet(one: tuple[str, str], other: tuple[str, str]) -> bool:
 
 def _path(location: Any) -> tuple[str, str]:
     """The server, where it is named, and the path there."""
-    text = location.location if hasattr(location, "open_workspace") else location
+    text = location.location if is_store(location) else location
     if not isinstance(text, (str, os.PathLike)):
         raise InputError("a location is a path or a URL as text", what=repr(text))
     text = os.fspath(text)
@@ -246,7 +238,7 @@ class Place:
             SnapfmtError: As `Repository.open`.
         """
         try:
-            store = open_place(self.location)
+            store = store_at(self.location)
         except StoreNotFound:
             return None
         if store.size(layout.REPOSITORY_KEY) is None:
@@ -270,7 +262,7 @@ class Place:
         known = self.look(limits)
         if known is None:
             found(
-                open_place(self.location, create=True),
+                store_at(self.location, create=True),
                 repository_id=self.repository_id,
                 features=self.features,
                 extensions={MARK: {"of": self.of, "began_at_ns": time.time_ns()}},

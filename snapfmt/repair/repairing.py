@@ -20,11 +20,12 @@ from snapfmt.reading.snapshot import Snapshot
 from snapfmt.reading.verify import Progress, verify
 from snapfmt.repair.gathered import Gathered
 from snapfmt.repair.pieces import FEATURES, salvage, tidy
-from snapfmt.repair.places import Known, Place, check_apart, look, open_place
+from snapfmt.repair.places import Known, Place, check_apart, look
 from snapfmt.repair.report import Loss, RepairReport, SnapshotRepair
 from snapfmt.repair.survey import survey
 from snapfmt.repository import Repository
 from snapfmt.storage.base import CLOSED, Store
+from snapfmt.storage.urls import store_at
 from snapfmt.transfer.checks import check_call, check_whole
 from snapfmt.transfer.claim import sweep
 from snapfmt.transfer.copying import CopyReport, copy_snapshot
@@ -71,7 +72,7 @@ def repair(
     places = [target] if pieces is None else [target, pieces]
     check_apart([source, *also], places)
     with at("source"):
-        stores = [open_place(item) for item in (source, *also)]
+        stores = [store_at(item) for item in (source, *also)]
         known = look(stores, limits)
     owner, features = known.document.repository_id, known.document.features
     new = Place(target, owner, owner, features)

@@ -27,6 +27,7 @@ from snapfmt.storage.base import CLOSED, PUBLISHED, Buffer, check_key, may_be_cl
 from snapfmt.storage.faults import truncated, typed, workspace_gone
 from snapfmt.storage.local_sink import JOURNAL, LocalSink
 from snapfmt.storage.posix import (
+    NOT_A_FILE,
     create_unnamed,
     fsync_directory,
     fsync_file,
@@ -166,7 +167,7 @@ class LocalStore:
         try:
             descriptor = open_beneath(self._root, key)
         except OSError as error:
-            if error.errno in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP):
+            if error.errno in NOT_A_FILE:
                 return False
             raise typed(error, key) from error
         try:

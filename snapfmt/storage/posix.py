@@ -15,6 +15,9 @@ from snapfmt.storage.probes import left_behind, probe_name
 _NO_DIRECTORY_SYNC = frozenset({errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP})
 """What file systems answer that keep directory entries durable by themselves, or cannot."""
 
+NOT_A_FILE = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ELOOP})
+"""How a look beneath a folder says that no regular file is at a path, or a link is on the way."""
+
 _TROUBLE = frozenset(
     {
         *(errno.EIO, errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.ESTALE),
@@ -82,7 +85,7 @@ def size_beneath(root: Path, key: str) -> int | None:
         with _folder_beneath(root, folders) as folder:
             status = os.stat(name, dir_fd=folder, follow_symlinks=False)
     except OSError as error:
-        if error.errno in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP):
+        if error.errno in NOT_A_FILE:
             return None
         raise
     return status.st_size if stat.S_ISREG(status.st_mode) else None

@@ -4,7 +4,7 @@ import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 from snapfmt.errors import InputError, UnsupportedFeature
 from snapfmt.storage.base import Store
@@ -12,6 +12,29 @@ from snapfmt.storage.local import LocalStore
 from snapfmt.storage.objects import ObjectStore
 from snapfmt.storage.s3 import S3Client
 from snapfmt.storage.s3_url import SCHEMES
+
+
+def is_store(value: object) -> TypeGuard[Store]:
+    """Whether it is a store itself, and no location of one."""
+    return hasattr(value, "open_workspace")
+
+
+def store_at(
+    location: Any,
+    *,
+    create: bool = False,
+    storage_options: Mapping[str, Any] | None = None,
+) -> Store:
+    """The store at a location, see `open_store`, or the one that is given in its place.
+
+    Raises:
+        InputError: If there are options for a store that is open already.
+    """
+    if not is_store(location):
+        return open_store(location, create=create, storage_options=storage_options)
+    if storage_options:
+        raise InputError("an open store takes no storage options", what=location.location)
+    return location
 
 
 def open_store(

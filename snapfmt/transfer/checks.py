@@ -6,6 +6,7 @@ from typing import Any
 
 from snapfmt.errors import InputError, RefusedError
 from snapfmt.repository import Repository
+from snapfmt.storage.urls import is_store
 
 
 def check_repository(value: object, name: str) -> None:
@@ -58,7 +59,7 @@ def check_location(value: object) -> None:
     """Raises:
     InputError: If it is nothing that `Repository.open` opens.
     """
-    if not isinstance(value, (str, bytes, os.PathLike)) and not hasattr(value, "open_workspace"):
+    if not isinstance(value, (str, bytes, os.PathLike)) and not is_store(value):
         raise InputError("not a path, a URL or a store", what=_shown(value))
 
 

@@ -30,6 +30,14 @@ def new_lease(
     )
 
 
+def hold(store: Store, lease: Lease) -> None:
+    """Make a save's lease, and then its workspace, which names what it may publish."""
+    store.create(layout.lease_key(lease.attempt_id), canonical.encode(lease))
+    store.open_workspace(
+        layout.workspace_key(lease.attempt_id), publishes=layout.manifest_key(lease.number)
+    )
+
+
 def renewed(lease: Lease, seconds: float) -> Lease:
     """The same lease, with so many seconds from now."""
     return lease.model_copy(

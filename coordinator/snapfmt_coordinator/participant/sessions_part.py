@@ -30,8 +30,8 @@ SESSION, REVISION = "session", "state_revision"
 OLD_SESSIONS: Final = "sessions.jsonl"
 """The sessions of a part that was written before there was such a table."""
 SERVER: Final = "server.json"
-_STATE: Final = b', "state": '
 _HEAD: Final = ("rollout_id", "attempt_index", "state_revision")
+_STATE: Final = b', "state": '
 """What divides a line into what is ours and the session's own state."""
 Session = tuple[str, int, int, dict[str, Any]]
 """Rollout, run, revision, state."""

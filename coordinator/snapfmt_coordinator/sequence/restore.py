@@ -16,6 +16,7 @@ from typing import Any, Literal, TypeVar
 
 from snapfmt import Repository
 from snapfmt.errors import ParticipantFailed, RefusedError
+from snapfmt_coordinator.gym.fanout import to_the_end
 from snapfmt_coordinator.gym.upkeep import NO_AGENT
 from snapfmt_coordinator.protocol.v1 import Capabilities, Execution
 from snapfmt_coordinator.sequence.indexes import SavedRun
@@ -24,7 +25,7 @@ from snapfmt_coordinator.sequence.ports import ControllerLoader, DataPlaneLoader
 from snapfmt_coordinator.sequence.save_steps import NEW, PARKED, fingerprints_of, observer
 from snapfmt_coordinator.sequence.selection import Selected, Wanted, select
 from snapfmt_coordinator.sequence.timeline import TimelineRecorder
-from snapfmt_coordinator.sequence.waiting import before, to_the_end
+from snapfmt_coordinator.sequence.waiting import before
 from snapfmt_schemas.fingerprint import Fingerprint
 from snapfmt_schemas.identity import run_of
 from snapfmt_schemas.manifest import Manifest, TrainerAnchor

@@ -15,6 +15,7 @@ from typing import Any
 
 from snapfmt import Repository
 from snapfmt.errors import InputError, SnapfmtError
+from snapfmt_coordinator.gym.fanout import to_the_end
 from snapfmt_coordinator.sequence.gates import (
     CheckpointHold,
     CheckpointLock,
@@ -39,7 +40,7 @@ from snapfmt_coordinator.sequence.save_steps import (
     SaveSteps,
     observer,
 )
-from snapfmt_coordinator.sequence.waiting import before, in_thread, to_the_end
+from snapfmt_coordinator.sequence.waiting import before, in_thread
 from snapfmt_schemas.attempt import Receipt
 from snapfmt_schemas.fingerprint import Fingerprint
 from snapfmt_schemas.manifest import Manifest

@@ -10,6 +10,7 @@ from typing import Any, Final
 
 from snapfmt import Repository
 from snapfmt.errors import CutInconsistent, DeadlineExceeded, NotPublished, ParticipantFailed
+from snapfmt_coordinator.gym.fanout import to_the_end
 from snapfmt_coordinator.gym.observing import Observe
 from snapfmt_coordinator.sequence import consistency, records
 from snapfmt_coordinator.sequence.gates import CheckpointLock, DataPlaneBarrier, DispatchGate
@@ -17,7 +18,7 @@ from snapfmt_coordinator.sequence.indexes import RedactedRuns, read_indexes
 from snapfmt_coordinator.sequence.ports import Controller, DataPlane, Gym
 from snapfmt_coordinator.sequence.save_run import SaveRun, Skipped
 from snapfmt_coordinator.sequence.timeline import TimelineRecorder
-from snapfmt_coordinator.sequence.waiting import before, in_thread, to_the_end
+from snapfmt_coordinator.sequence.waiting import before, in_thread
 from snapfmt_schemas.attempt import Receipt
 from snapfmt_schemas.fingerprint import Fingerprint
 

@@ -1,4 +1,4 @@
-"""Waiting that a cancellation cannot tear: to the end, in a thread, or up to a deadline."""
+"""Waiting for a thread, which a cancellation cannot tear, and up to a deadline."""
 
 import asyncio
 import time
@@ -7,8 +7,6 @@ from typing import TypeVar
 
 from snapfmt.errors import DeadlineExceeded
 from snapfmt_coordinator.gym.fanout import to_the_end
-
-__all__ = ["GRACE_S", "before", "in_thread", "to_the_end"]
 
 T = TypeVar("T")
 

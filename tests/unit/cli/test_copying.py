@@ -196,7 +196,7 @@ def test_an_error_says_which_side(snapfmt: Snapfmt, repo: str, copy: str, tmp_pa
 
 STUCK = """
 import sys, threading
-import snapfmt.repository
+import snapfmt.storage.urls
 from snapfmt.cli import main
 from snapfmt.storage.memory import MemoryClient
 from snapfmt.storage.objects import ObjectStore
@@ -217,7 +217,7 @@ def open_it(location, **options):
         return Stuck(ObjectStore(MemoryClient()))
     return open_store(location, **options)
 
-snapfmt.repository.open_store = open_it
+snapfmt.storage.urls.open_store = open_it
 sys.exit(main(["push", sys.argv[1], "s3://bucket/run"]))
 """
 
