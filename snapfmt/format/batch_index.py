@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import islice
 
 import numpy as np
 import numpy.typing as npt
@@ -14,6 +15,8 @@ from snapfmt.format.columns import offsets_of
 from snapfmt.format.segment import EncodedBatch
 from snapfmt.limits import DEFAULT_LIMITS, Limits
 from snapfmt_schemas.part import ColumnSpec
+
+_Numbers = npt.NDArray[np.int64]
 
 
 class BatchIndexBuilder:
@@ -149,14 +152,22 @@ class BatchIndex:
             arrow_stream.buffer_count(signature)
             for signature in (arrow_stream.KEY_SIGNATURE, *map(signature_from, columns))
         ]
-        self._table = {name: batch.column(name) for name in INDEX_SCHEMA.names}
-        self.starts: npt.NDArray[np.int64] = self._table["row_start"].to_numpy()
-        self.counts: npt.NDArray[np.int64] = self._table["rows"].to_numpy()
-        self._check(rows, head_size, stream_size, limits)
+        self.starts: npt.NDArray[np.int64] = batch.column("row_start").to_numpy()
+        self.counts: npt.NDArray[np.int64] = batch.column("rows").to_numpy()
+        self._header_digests = batch.column("header_digest")
+        self._headers, self._offsets, self._sizes, self._buffers, self._digests = self._check(
+            batch, rows, head_size, stream_size, limits
+        )
 
-    def _check(self, rows: int, head_size: int, stream_size: int, limits: Limits) -> None:
-        """Batches tile the rows and, with head and end, every byte of the stream."""
-        table, what = self._table, self._what
+    def _check(
+        self, table: pa.RecordBatch, rows: int, head_size: int, stream_size: int, limits: Limits
+    ) -> tuple[_Numbers, _Numbers, _Numbers, _Numbers, pa.Array]:
+        """Batches tile the rows and, with head and end, every byte of the stream.
+
+        Returns the sizes of headers; of chunks the offsets and sizes, batch by batch; the sizes of
+        buffers; and the digests of all chunks in one line.
+        """
+        what = self._what
         if not 0 <= head_size <= stream_size:
             raise FormatError("the schema message is larger than the stream", what=what)
         if len(self.counts) and int(self.counts.min()) < 1:
@@ -174,27 +185,29 @@ class BatchIndex:
             ("chunk_digest", width),
             ("buffer_size", buffers),
         ):
-            lengths = np.diff(table[name].offsets.to_numpy())
+            lengths = np.diff(table.column(name).offsets.to_numpy())
             if not (lengths == expected).all():
                 raise FormatError(f"{name} does not fit the columns", what=what)
-        sizes = table["chunk_size"].flatten().to_numpy()
+        sizes = table.column("chunk_size").flatten().to_numpy()
         if sizes.size and (int(sizes.min()) < 0 or int(sizes.max()) > limits.chunk_size):
             raise LimitExceeded("chunk size out of bounds", what=what)
         sizes = sizes.reshape(-1, width)
-        headers = table["header_size"].to_numpy()
+        headers = table.column("header_size").to_numpy()
         if headers.size and (int(headers.min()) < 0 or int(headers.max()) > limits.chunk_size):
             raise LimitExceeded("header size out of bounds", what=what)
-        chunks = table["chunk_offset"].flatten().to_numpy().reshape(-1, width)
+        chunks = table.column("chunk_offset").flatten().to_numpy().reshape(-1, width)
         begins = offsets_of(headers + sizes.sum(axis=1)) + head_size
         inner = np.zeros_like(sizes)
         np.cumsum(sizes[:, :-1], axis=1, out=inner[:, 1:])
         ok = (
-            np.array_equal(begins[:-1], table["header_offset"].to_numpy())
+            np.array_equal(begins[:-1], table.column("header_offset").to_numpy())
             and np.array_equal(chunks, (begins[:-1] + headers)[:, None] + inner)
             and int(begins[-1]) + len(arrow_stream.END_OF_STREAM) == stream_size
         )
         if not ok:
             raise FormatError("batches do not cover the segment's bytes", what=what)
+        lengths = table.column("buffer_size").flatten().to_numpy().reshape(-1, buffers)
+        return headers, chunks, sizes, lengths, table.column("chunk_digest").flatten()
 
     def __len__(self) -> int:
         return len(self.starts)
@@ -205,23 +218,21 @@ class BatchIndex:
 
     def place(self, number: int) -> BatchPlace:
         """Where batch `number` lies."""
-        table = self._table
-        sizes = iter(table["buffer_size"][number].as_py())
+        buffers = iter(self._buffers[number].tolist())
+        offsets, sizes = self._offsets[number].tolist(), self._sizes[number].tolist()
+        header = int(self._headers[number])
+        digests = self._digests.slice(number * len(sizes), len(sizes)).to_pylist()
         chunks = tuple(
-            ChunkPlace(offset, size, digest, tuple(next(sizes) for _ in range(count)))
+            ChunkPlace(offset, size, digest, tuple(islice(buffers, count)))
             for offset, size, digest, count in zip(
-                table["chunk_offset"][number].as_py(),
-                table["chunk_size"][number].as_py(),
-                table["chunk_digest"][number].as_py(),
-                self._counts,
-                strict=True,
+                offsets, sizes, digests, self._counts, strict=True
             )
         )
         return BatchPlace(
             int(self.starts[number]),
             int(self.counts[number]),
-            table["header_offset"][number].as_py(),
-            table["header_size"][number].as_py(),
-            table["header_digest"][number].as_py(),
+            offsets[0] - header,
+            header,
+            self._header_digests[number].as_py(),
             chunks,
         )

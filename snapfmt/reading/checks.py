@@ -15,8 +15,8 @@ from snapfmt_schemas.manifest import Manifest, RepositoryDocument
 
 D = TypeVar("D", Manifest, RepositoryDocument)
 
-BLOCK: Final = 4 * MIB
-"""Bytes that are read and hashed at once."""
+BLOCK: Final = MIB
+"""Bytes that are read and hashed at once, where a request costs little: they stay in the cache."""
 _TOLERATED = ("lost+found", ".nfs", ".probe-", ".DS_Store")
 
 
@@ -107,8 +107,9 @@ def look_at(
 def hash_of(store: Store, key: str, size: int) -> str:
     """Tagged digest of the first `size` bytes of an object."""
     running = digest.new_hash()
-    for offset in range(0, size, BLOCK):
-        running.update(store.get_range(key, offset, min(BLOCK, size - offset)))
+    block = max(BLOCK, store.read_size)
+    for offset in range(0, size, block):
+        running.update(store.get_range(key, offset, min(block, size - offset)))
     return digest.TAG + running.hexdigest()
 
 

@@ -26,6 +26,7 @@ class VerifyReport:
     """What was checked and what was found."""
 
     deep: bool
+    decoded: bool
     snapshots: list[int] = field(default_factory=list)
     objects: int = 0
     bytes: int = 0
@@ -51,6 +52,7 @@ class VerifyReport:
         return {
             "ok": self.ok,
             "deep": self.deep,
+            "decoded": self.decoded,
             "snapshots": self.snapshots,
             "objects": self.objects,
             "bytes": self.bytes,

@@ -37,6 +37,7 @@ def verify(
     snapshots: Sequence[int | Snapshot] | None = None,
     *,
     deep: bool = True,
+    decode: bool = True,
     progress: Progress | None = None,
     repository_id: str | None = None,
     limits: Limits = DEFAULT_LIMITS,
@@ -44,9 +45,9 @@ def verify(
     """Check the given snapshots, or with None the whole repository and what lies beside them.
 
     Shallow reads manifests and part indexes and looks at sizes; deep reads and hashes every
-    byte that a snapshot reaches, and decodes every row.
+    byte that a snapshot reaches and, unless `decode` is off, decodes every record and row.
     """
-    audit = _Audit(store, deep, progress, repository_id, limits)
+    audit = _Audit(store, deep, deep and decode, progress, repository_id, limits)
     if snapshots is None:
         audit.repository()
     else:
@@ -65,12 +66,13 @@ class _Audit:
         self,
         store: Store,
         deep: bool,
+        decode: bool,
         progress: Progress | None,
         repository_id: str | None,
         limits: Limits,
     ) -> None:
         self._store = store
-        self._progress = progress or _silent
+        self._progress = progress or (lambda size, what: None)
         self._repository_id = repository_id
         self._limits = limits
         self._reach: dict[str, set[int]] = {}
@@ -84,7 +86,7 @@ class _Audit:
         """Table -> keys of the snapshot that is being read, over all its parts."""
         self._blind: set[int] = set()
         """Snapshots of which not all that they reach could be read."""
-        self.report = VerifyReport(deep=deep)
+        self.report = VerifyReport(deep=deep, decoded=decode)
 
     def repository(self) -> None:
         """The root document, and every folder under snapshots/."""
@@ -175,7 +177,7 @@ class _Audit:
                 for place in (item.data, item.batches, item.keys, item.live):
                     if place is not None:
                         self._extent(place, number)
-        if self.report.deep:
+        if self.report.decoded:
             self._contents(part, number)
 
     def _extent(self, place: Location, number: int) -> None:
@@ -394,7 +396,3 @@ class _Catch:
 
 def _claim(text: str) -> bytes:
     return digest.raw_digest([text.encode()])
-
-
-def _silent(_: int, __: str) -> None:
-    return None

@@ -5,6 +5,7 @@ import hashlib
 import json
 import os
 import statistics
+import subprocess
 import sys
 import time
 import uuid
@@ -31,6 +32,7 @@ MIB = 1024 * 1024
 PIECE = 64 * MIB
 THREADS = 4
 TOKENS = 4096
+OWN_NETWORK = "SNAPFMT_BENCH_OWN_NETWORK"
 
 
 def main() -> None:
@@ -42,19 +44,58 @@ def main() -> None:
     parser.add_argument("--parts", type=int, default=2, help="parts written at the same time")
     parser.add_argument("--ids", choices=("text", "uniform"), default="text")
     parser.add_argument("--server", choices=("seaweedfs", "ministack"), default="seaweedfs")
+    parser.add_argument(
+        "--link-mbit",
+        type=int,
+        default=0,
+        help="in a network of its own, with the server behind a link of so many Mbit/s (root)",
+    )
     options = parser.parse_args()
+    if options.link_mbit:
+        own_network()
     rounds = options.rounds or (3 if options.quick else 5)
     rows = (96 if options.quick else options.mib) * MIB // (TOKENS * 28)
     result: dict[str, Any] = {"rounds": rounds, "server": options.server, "ids": options.ids}
+    result["link_mbit"] = options.link_mbit
     result |= {"ratios": {}, "spread": {}, "raw": {}, "load_before": os.getloadavg()[0]}
     batches = list(Workload("long", "train", rows, TOKENS, options.ids).batches())
     with s3_servers.SERVERS[options.server]() as server:
+        if options.link_mbit:
+            limit_link(server, options.link_mbit)
         measure(server, batches, rounds, options.parts, result)
     result["load_after"] = os.getloadavg()[0]
     for name, value in result["ratios"].items():
         low, high = result["spread"][name]
         print(f"{name:40} {value:8.3f}   ({low:.3f} to {high:.3f})")
     print(json.dumps(result))
+
+
+def own_network() -> None:
+    """Start this program again in a network namespace, unless it is in one.
+
+    There the loopback can be made slow without slowing anything else.
+    """
+    if os.environ.get(OWN_NETWORK) is None:
+        os.environ[OWN_NETWORK] = "1"
+        os.execvp("unshare", ["unshare", "--net", sys.executable, *sys.argv])
+    tool("ip", "link", "set", "lo", "up")
+
+
+def limit_link(server: S3Server, mbit: int) -> None:
+    """Slow down what goes to and comes from the server's port, and not what it says to itself."""
+    port = server.endpoint.rpartition(":")[2]
+    tool("tc", *["qdisc", "add", "dev", "lo", "root", "handle", "1:", "htb", "default", "20"])
+    for name, rate in (("1:10", mbit), ("1:20", 100_000)):
+        shape = f"class add dev lo parent 1: classid {name} htb rate {rate}mbit burst 256k"
+        tool("tc", *f"{shape} quantum 60000".split())
+    for end in ("dport", "sport"):
+        match = f"filter add dev lo parent 1: protocol ip u32 match ip {end} {port} 0xffff"
+        tool("tc", *f"{match} flowid 1:10".split())
+
+
+def tool(*command: str) -> None:
+    """Run it; its failure is this program's."""
+    subprocess.run(command, check=True)
 
 
 def measure(

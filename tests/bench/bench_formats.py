@@ -123,6 +123,7 @@ class Bench:
         self._cold(f"load {SNAPFMT}", folder, lambda _: _load(repository))
         self._time(f"load warm {SNAPFMT}", lambda: _load(repository))
         self._cold("verify", folder, lambda _: repository.verify(deep=True))
+        self._cold("hashes", folder, lambda _: repository.verify(deep=True, decode=False))
         self._time("sha256 of stored bytes", lambda: _hash(folder))
 
     def _cold(self, name: str, folder: Path, work: Callable[[Path], object]) -> None:
@@ -162,7 +163,8 @@ class Bench:
         logical = times["read logical bytes"][:: len(peers.CONTROLS)]
         found.pairs(f"{ids}: cold read of the logical bytes / load", logical, load)
         both = [max(a, b) for a, b in zip(stored, times["sha256 of stored bytes"], strict=True)]
-        found.pairs(f"{ids}: slower of cold read and sha256 / deep verify", both, times["verify"])
+        for name, label in (("hashes", "verify of hashes"), ("verify", "deep verify")):
+            found.pairs(f"{ids}: slower of cold read and sha256 / {label}", both, times[name])
         found.pairs(f"{ids}: memcpy of the logical bytes / save", times["memcpy"], ours)
         mine = self.bytes[SNAPFMT]
         found.add(f"{ids}: stored / logical bytes", [mine / self.logical])

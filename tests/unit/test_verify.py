@@ -153,6 +153,10 @@ def test_arrow_metadata_that_contradicts_the_index_is_found(repository: Reposito
     forge(root, 1, "rl/tq/train", edit)
     assert repository.snapshot().table("rows/train").num_rows == 3
     assert any("batch header" in item.message for item in repository.verify().damage)
+    # A writer's mistake is in what was hashed when it was written.
+    hashed = repository.verify(decode=False)
+    assert (hashed.deep, hashed.decoded, hashed.damage) == (True, False, [])
+    assert hashed.bytes == sum(size for _, size in repository.store.walk(layout.OBJECTS))
 
 
 def test_one_snapshot_alone(repository: Repository) -> None:

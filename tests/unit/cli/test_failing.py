@@ -198,6 +198,10 @@ def test_verify_finds_a_flipped_byte(snapfmt: Snapfmt, damage: Damage, what: str
     shallow = snapfmt("verify", repo, "--shallow")
     assert shallow.code == (0 if what in ("notes.txt", "table") else 3)
     assert "shallow" in shallow.out
+    # What was hashed need not be decoded to be found.
+    hashed = snapfmt("verify", repo, "--hashes")
+    assert hashed.code == 3
+    assert "hashes: every byte, not decoded" in hashed.out
 
 
 def test_leftovers_are_told_and_are_no_damage(snapfmt: Snapfmt, repo: str) -> None:
