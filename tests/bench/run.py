@@ -28,6 +28,7 @@ FULL = (
     ("incremental", ("--rows", "14000", "--rounds", "5")),
     ("transfer_queue", ()),
     ("transfer_queue", ("--ids", "uniform", "--only", "long")),
+    ("cut", ()),
     ("bucket", ()),
     ("coordinator", ()),
 )

@@ -14,7 +14,7 @@ import torch
 from transfer_queue.storage.simple_storage import StorageUnitData
 
 from snapfmt import MISSING, Repository
-from snapfmt.adapters.transfer_queue import remember, unit, unit_rows
+from snapfmt.adapters.transfer_queue import remember, state, unit, unit_rows
 from snapfmt.adapters.transfer_queue.jobs import drop, holding_of
 from snapfmt.adapters.transfer_queue.state import UnitPlan
 from snapfmt.errors import NotPublished
@@ -256,6 +256,67 @@ def test_a_change_between_a_cut_and_its_write_is_not_lost(
     drop(queue.unit, "early")
     queue.save(base=2)
     queue.check()
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_cut_has_what_changed_after_its_references_were_gathered(
+    queue: Queue, change: Callable[[Queue], int]
+) -> None:
+    unit.gather(queue.unit, "late", 5.0, 60.0)
+    change(queue)
+    queue.unit.put([900], fresh=tensors([900], 3))
+    unit.take_cut(queue.unit, "late", 5.0, 60.0)
+    assert_same_references(queue.unit, "late")
+    drop(queue.unit, "late")
+    assert remember.tracker_of(queue.unit.storage_data)._pending == []
+
+
+def test_changes_that_nobody_saw_make_a_cut_look_at_everything(queue: Queue) -> None:
+    unit.gather(queue.unit, "late", 5.0, 60.0)
+    put_again(queue)
+    remember.tracker_of(queue.unit.storage_data).changed("load_checkpoint", (), {})
+    # A cut that went by the changes alone would not have this one.
+    next(iter(queue.unit.storage_data.field_data.values()))[901] = torch.zeros(1)
+    unit.take_cut(queue.unit, "late", 5.0, 60.0)
+    assert_same_references(queue.unit, "late")
+    drop(queue.unit, "late")
+
+
+def test_references_that_were_let_go_are_gathered_again(queue: Queue) -> None:
+    unit.gather(queue.unit, "late", 5.0, 60.0)
+    drop(queue.unit, "late")
+    unit.take_cut(queue.unit, "late", 5.0, 60.0)
+    assert_same_references(queue.unit, "late")
+    drop(queue.unit, "late")
+    unit.gather(queue.unit, "never", 5.0, 60.0)
+    drop(queue.unit, "never")
+    assert remember.tracker_of(queue.unit.storage_data)._pending == []
+
+
+def test_rows_of_a_fields_metadata_are_known_from_what_is_produced() -> None:
+    from transfer_queue.controller import DataPartitionStatus
+
+    schema = {"ids": {"dtype": torch.int64, "shape": (3,)}}
+    status = DataPartitionStatus("train")
+    status.update_production_status([4, 1, 7], ["ids"], schema)
+    cut = state._copy_partition(status, {1, 4, 7})
+    assert cut.metas["ids"].global_indexes is None
+    # What it refuses is marked as produced and is not in the metadata.
+    refused = {"ids": {"dtype": torch.int32, "shape": (3,)}}
+    assert not status.update_production_status([9], ["ids"], refused)
+    other = state._copy_partition(status, {1, 4, 7, 9})
+    assert other.metas["ids"].global_indexes == {1, 4, 7}
+    for item in (cut, other):
+        assert item.indexes_of("ids").tolist() == [1, 4, 7]
+        assert item.indexes_of("ids").dtype == np.int64
+
+
+def assert_same_references(actor: Any, cut_id: str) -> None:
+    found, live = holding_of(actor, cut_id).content.fields, actor.storage_data.field_data
+    assert found.keys() == live.keys()
+    for name, values in live.items():
+        assert found[name].keys() == values.keys()
+        assert all(found[name][index] is value for index, value in values.items())
 
 
 def test_a_save_that_was_not_published_is_not_built_on(queue: Queue) -> None:

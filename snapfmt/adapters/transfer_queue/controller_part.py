@@ -169,14 +169,14 @@ def _write_fields(part: PartWriter, cut: PartitionCut, table: str) -> None:
         meta = cut.metas.get(name)
         row = dict.fromkeys(rows, MISSING) | {"column": torch.tensor(cut.fields[name])}
         if meta is not None:
-            row |= _field_row(name, meta)
+            row |= _field_row(name, meta, cut.indexes_of(name))
         for column, value in row.items():
             rows[column].append(value)
     with part.table(f"fields/{table}") as writer:
         writer.append(fields, rows)
 
 
-def _field_row(name: str, meta: FieldCut) -> dict[str, Any]:
+def _field_row(name: str, meta: FieldCut, indexes: Indexes) -> dict[str, Any]:
     import torch
 
     if meta.dtype is not None and not isinstance(meta.dtype, torch.dtype):
@@ -192,7 +192,7 @@ def _field_row(name: str, meta: FieldCut) -> dict[str, Any]:
             "is_non_tensor": meta.is_non_tensor,
             "sample_lists": lists,
         },
-        "global_indexes": torch.from_numpy(_sorted(meta.global_indexes)),
+        "global_indexes": torch.from_numpy(indexes),
         "sample_indexes": torch.tensor(list(meta.per_sample_shapes), dtype=torch.int64),
     }
     if len(widths) > 1 or (lists and len(kinds) > 1):

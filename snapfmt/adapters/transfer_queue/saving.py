@@ -1,7 +1,8 @@
 """The save of a live queue, as its driver runs it.
 
-Order of the cut (spec/v1/06-tables.md): the controller's requests are held; every unit takes
-references to its values; the controller copies its state; the requests go on. A put is allocate,
+Order of the cut (spec/v1/06-tables.md): every unit gathers references to its values while writers
+go on; the controller's requests are held; every unit looks again at the rows that changed since;
+the controller copies its state; the requests go on. A put is allocate,
 store, notify, and a clear is mark, delete, forget, each starting and ending at the controller:
 while it stands still, a cell that counts as produced lies in its unit. Writing comes after.
 
@@ -264,6 +265,7 @@ def _open(repository: Repository | str | os.PathLike[str] | None) -> Repository:
 def _take_cut(prepared: PreparedCut, cut_id: str) -> CutTimes:
     cluster, timeout_s = prepared.cluster, prepared.hold_timeout_s
     lease_s, kept_s = prepared.hold_lease_s, prepared.lease_s
+    run(cluster.unit_calls(unit.gather, cut_id, timeout_s, kept_s), timeout_s=2 * timeout_s)
     started = time.monotonic()
     hold = cluster.controller_call(at_controller.hold, cut_id, timeout_s, lease_s)
     copy = cluster.controller_call(at_controller.copy, cut_id, prepared.partitions, kept_s)

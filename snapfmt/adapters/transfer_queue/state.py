@@ -19,7 +19,8 @@ class FieldCut:
     shape: Any
     is_nested: bool | None
     is_non_tensor: bool | None
-    global_indexes: set[int]
+    global_indexes: set[int] | None
+    """None for those of the rows in which the field is produced."""
     per_sample_shapes: dict[int, Any]
 
 
@@ -60,6 +61,14 @@ class PartitionCut:
                 bits[:, position] = self.production[:, self.fields[name]].numpy() == 1
         found = np.flatnonzero(bits.any(axis=1)).astype(np.int64)
         return found, bits[found]
+
+    def indexes_of(self, name: str) -> Indexes:
+        """Global indexes that the metadata of a field has, ascending."""
+        own = self.metas[name].global_indexes
+        if own is None:
+            found = self.production[:, self.fields[name]].numpy() == 1
+            return np.flatnonzero(found).astype(np.int64)
+        return np.sort(np.fromiter(own, np.int64, len(own)))
 
     def known_indexes(self) -> set[int]:
         """Every global index that any part of the partition's state mentions."""
@@ -177,21 +186,23 @@ def copy_sampler(sampler: Any) -> tuple[str, Any, dict[str, Any]]:
 
 
 def _copy_partition(status: Any, indexed: set[int]) -> PartitionCut:
+    production = status.production_status.clone()
+    fields = dict(status.field_name_mapping)
     return PartitionCut(
         partition_id=status.partition_id,
         created_at=status.created_at,
-        production=status.production_status.clone(),
+        production=production,
         consumption={task: bits.clone() for task, bits in status.consumption_status.items()},
         active=set(status.global_indexes),
         pre_allocated=set(status.pre_allocated_global_indexes),
-        fields=dict(status.field_name_mapping),
+        fields=fields,
         metas={
             name: FieldCut(
                 meta.dtype,
                 meta.shape,
                 meta.is_nested,
                 meta.is_non_tensor,
-                set(meta.global_indexes),
+                _own_indexes(meta.global_indexes, production, fields.get(name)),
                 dict(meta.per_sample_shapes),
             )
             for name, meta in status.field_metadata.items()
@@ -202,6 +213,19 @@ def _copy_partition(status: Any, indexed: set[int]) -> PartitionCut:
         keys=dict(status.keys_mapping),
         indexed=indexed,
     )
+
+
+def _own_indexes(indexes: set[int], production: Any, column: int | None) -> set[int] | None:
+    """A copy, unless they are known from the production status.
+
+    The controller marks a row as produced before it adds it to the field's metadata, and takes
+    both back together; so where there are as many of the one as of the other, they are the same.
+    """
+    if column is not None and column < production.shape[1]:
+        produced = np.count_nonzero(production[:, column].numpy() == 1)
+        if produced == len(indexes):
+            return None
+    return set(indexes)
 
 
 def _deep(value: Any) -> Any:
@@ -232,7 +256,7 @@ def install_controller(controller: Any, cut: ControllerCut) -> None:
             field_name_mapping=part.fields,
             field_metadata={
                 name: FieldMeta(
-                    global_indexes=meta.global_indexes,
+                    global_indexes=set(part.indexes_of(name).tolist()),
                     dtype=meta.dtype,
                     shape=meta.shape,
                     is_nested=meta.is_nested,

@@ -13,7 +13,7 @@ from snapfmt.adapters.transfer_queue import names
 from snapfmt.adapters.transfer_queue.hold import Gate, install_gate
 from snapfmt.adapters.transfer_queue.jobs import Holding, holding_of, holdings_of, keep
 from snapfmt.adapters.transfer_queue.pins import spilled_values
-from snapfmt.adapters.transfer_queue.remember import tracker_of
+from snapfmt.adapters.transfer_queue.remember import Memory, Tracker, tracker_of
 from snapfmt.adapters.transfer_queue.state import Counts, UnitPlan
 from snapfmt.adapters.transfer_queue.unit_rows import UnitCut, Written, write_rows
 from snapfmt.errors import CutInconsistent, FormatError, RestoreRefused
@@ -24,6 +24,16 @@ from snapfmt.reading.segment import SegmentReader
 MUTATORS = ("put_data", "clear", "load_checkpoint")
 """Methods of a unit's storage that change it. Reads pass at any time."""
 _ABSENT = object()
+_PIECE = 8192
+"""References that are gathered without letting another thread run: about a millisecond."""
+
+
+@dataclass(frozen=True, slots=True)
+class Gathered:
+    """References to all values, and which rows changed while they were gathered, and since."""
+
+    fields: dict[str, dict[int, Any]]
+    memory: Memory
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,23 +72,90 @@ def _gate(unit: Any, timeout_s: float = 30.0) -> Gate:
     return install_gate(data, MUTATORS, timeout_s=timeout_s, seen=seen)
 
 
-def take_cut(unit: Any, cut_id: str, timeout_s: float, lease_s: float) -> CutReport:
-    """Copies references to all values while nothing changes them; O(rows), no bytes."""
+def gather(unit: Any, cut_id: str, timeout_s: float, lease_s: float) -> None:
+    """Gathers references to all values while writers go on, for a cut of the same id.
+
+    To touch every value takes as long as the memory is slow; to look again at those that changed
+    meanwhile does not. Values on an SSD are not gathered: their files may go before the cut.
+    """
     gate, data = _gate(unit), unit.storage_data
+    if spilled_values(data) is not None:
+        return
+    tracker = tracker_of(data)
+    # No change may be under way that the tracker saw and that has not happened yet.
+    gate.hold(cut_id, lease_s=timeout_s, timeout_s=timeout_s)
+    try:
+        memory = tracker.begin()
+    finally:
+        gate.release(cut_id)
+    gathered = Gathered({}, memory)
+    release = partial(_forget, tracker, memory)
+    keep(unit, cut_id, Holding(gathered, lease_s=lease_s, release=release))
+    for name, values in list(data.field_data.items()):
+        own = gathered.fields[name] = {}
+        keys = list(values)
+        for start in range(0, len(keys), _PIECE):
+            some = keys[start : start + _PIECE]
+            own |= zip(some, map(values.get, some), strict=True)
+
+
+def _forget(tracker: Tracker, memory: Memory, _: Holding) -> None:
+    tracker.drop(memory)
+
+
+def _gathered(unit: Any, cut_id: str) -> Gathered | None:
+    """What was gathered for this cut, unless it was let go or changes were missed."""
+    holding = holdings_of(unit).pop(cut_id, None)
+    if holding is None:
+        return None
+    found: Gathered | None = holding.content
+    return found if holding.end() else None
+
+
+def take_cut(unit: Any, cut_id: str, timeout_s: float, lease_s: float) -> CutReport:
+    """Has references to all values as they are at one moment; no bytes.
+
+    Of what was gathered before, only rows that changed since are looked at while writers wait;
+    without it, all are.
+    """
+    gate, data = _gate(unit), unit.storage_data
+    tracker, before = tracker_of(data), _gathered(unit, cut_id)
     waited = gate.hold(cut_id, lease_s=timeout_s, timeout_s=timeout_s)
     try:
-        fields = {name: values.copy() for name, values in data.field_data.items()}
+        fields = _references(data.field_data, before)
         spilled = spilled_values(data)
         if spilled is not None:
             spilled.pin()
-        memory = tracker_of(data).begin()
+        memory = tracker.begin()
     finally:
         held = gate.release(cut_id)
-    cut = UnitCut(fields, spilled, tracker_of(data), memory)
+        if before is not None:
+            tracker.drop(before.memory)
+    cut = UnitCut(fields, spilled, tracker, memory)
     keep(unit, cut_id, Holding(cut, lease_s=lease_s, release=_release_cut))
     if held is None:
         raise CutInconsistent("the unit's hold ended before its cut was taken")
     return CutReport(held, waited, sum(map(len, fields.values())))
+
+
+def _references(
+    live: dict[str, dict[int, Any]], before: Gathered | None
+) -> dict[str, dict[int, Any]]:
+    if before is None or before.memory.lost:
+        return {name: values.copy() for name, values in live.items()}
+    fields = {}
+    for name, values in live.items():
+        own = before.fields.get(name)
+        if own is None:
+            fields[name] = values.copy()
+            continue
+        for index in before.memory.changed:
+            if index in values:
+                own[index] = values[index]
+            else:
+                own.pop(index, None)
+        fields[name] = own
+    return fields
 
 
 def _release_cut(holding: Holding) -> None:
