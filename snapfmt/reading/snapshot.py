@@ -202,8 +202,8 @@ class Part:
 
     def lines(self, path: str) -> Iterator[bytes]:
         """The lines of a record file, verified, one frame in memory at a time."""
-        for lines in self._frames(path):
-            yield from lines
+        for found in self._frames(path):
+            yield from found
 
     def _frames(self, path: str) -> Iterator[list[bytes]]:
         """The lines of each frame."""

@@ -61,7 +61,7 @@ class TableReader:
 
     def keys(self) -> list[str]:
         """Keys of all rows, in order."""
-        self._gather()
+        self._gather_keys()
         return [key for item in self._segments for key in item.keys]
 
     @lazy
@@ -82,13 +82,20 @@ class TableReader:
         self._asked += 1
         if self._asked > FEW_KEYS:
             return self._places.get(key)
-        self._gather()
+        self._gather_keys()
         found = [
             (number, row) for number, item in enumerate(self._segments) for row in item.find(key)
         ]
         if len(found) > 1:
             raise FormatError(f"key {key!r} comes twice", what=self.name)
         return found[0] if found else None
+
+    def _gather_keys(self) -> None:
+        """Keys of all segments, which lie next to one another; where little, batch indexes too."""
+        places = [place for item in self._segments for place in item.index_places()]
+        if sum(place.size for place in places) > self._source.near:
+            places = [place for item in self._segments for place in item.key_places()]
+        self._source.gather(places)
 
     def _gather(self) -> None:
         """Keys and batch indexes of all segments; they lie next to one another."""

@@ -57,6 +57,18 @@ def test_one_row_of_many_costs_three_requests(client: MemoryClient) -> None:
     assert store.bytes_read < 3_000_000
 
 
+def test_a_second_row_costs_no_index_again(client: MemoryClient) -> None:
+    snapshot, store = opened(client)
+    table = snapshot.table("rows/train")
+    table.row("row 20000")
+    store.reads.clear()
+    assert table.row("row 20001")["ids"].shape == (100,)
+    assert len(store.reads) == 1, store.reads
+    table.keys()
+    list(table.batches(["ids"], start=20_000, stop=20_002))
+    assert len(store.reads) == 2, "what is known is not fetched, and kept, once more"
+
+
 def test_all_rows_come_in_large_pieces(client: MemoryClient) -> None:
     snapshot, store = opened(client)
     table = snapshot.table("rows/train")
