@@ -6,7 +6,7 @@
 import contextlib
 import gc
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final, TypeVar
 
 from pydantic import BaseModel, ValidationError
@@ -28,7 +28,7 @@ def to_line(record: Record) -> bytes:
             NaN or an infinity, which JSON has not (R-1).
     """
     try:
-        return _ENCODER.encode(_fields(record)).encode("ascii")
+        return _encode(_fields(record)).encode("ascii")
     except (RecursionError, TypeError) as error:
         raise ValueError(f"{type(record).__name__} cannot be written: {error}") from error
 
@@ -62,14 +62,15 @@ def from_lines(model: type[R], lines: Sequence[bytes]) -> list[R] | None:
     """
     read = model.__pydantic_validator__.validate_json
     write = model.__pydantic_serializer__.to_json
+    text = b"\n".join(lines)
+    escaped = b"\\u" in text
     try:
         with _uncollected():
             found = [read(line, context=PARSED) for line in lines]
-            again = [write(record, ensure_ascii=True, warnings="error") for record in found]
+            again = [write(record, ensure_ascii=escaped, warnings="error") for record in found]
     except (ValueError, RecursionError):
         return None
-    same = b"\n".join(again).replace(b" ", b"") == b"\n".join(lines).replace(b" ", b"")
-    return found if same else None
+    return found if b"\n".join(again).replace(b" ", b"") == text.replace(b" ", b"") else None
 
 
 @contextlib.contextmanager
@@ -131,6 +132,18 @@ def no_constant(text: str) -> Any:
     raise ValueError(f"{text} is not JSON")
 
 
+def _encoder() -> Callable[[Any], str]:
+    plain = json.JSONEncoder(default=_fields, allow_nan=False)
+    make = getattr(json.encoder, "c_make_encoder", None)
+    if make is None:
+        return plain.encode
+    # `encode` makes one of these for every record, which takes longer than encoding it. Without
+    # marks of what is open: what contains itself is nested too deep.
+    text = json.encoder.encode_basestring_ascii
+    pieces = make(None, _fields, text, None, ": ", ", ", False, False, False)  # noqa: FBT003
+    return lambda value: "".join(pieces(value, 0))
+
+
 # Made once: `json.dumps` and `json.loads` make one for every call that is given a hook.
-_ENCODER: Final = json.JSONEncoder(default=_fields, allow_nan=False)
+_encode: Final = _encoder()
 _DECODER: Final = json.JSONDecoder(object_pairs_hook=unique_pairs)

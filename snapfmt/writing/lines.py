@@ -41,8 +41,10 @@ def prepare(
         else:
             data = lines.to_line(item)
             known = None if redact or key is None else vars(item).get(key)
-            # A field's text is what its line says; anything else is looked up there.
-            value = {key: known} if type(known) is str else json.loads(data)
+            if type(known) is str and known and known.isascii():
+                # A field's text is what its line says; anything else is looked up there.
+                return PreparedLine(data, known)
+            value = json.loads(data)
     except (ValueError, RecursionError) as error:
         raise InvalidRecord(f"not a JSON line: {error}", what=what) from error
     if not isinstance(value, dict):
