@@ -5,9 +5,8 @@
 Rows are the short ones of a token capture (24 columns of about 100 tokens) and long train-ready
 ones (4,096 tokens). Each round opens the repository anew, forgets its files in the page cache,
 reads the manifest and the part indexes, and then one row by its key. Bytes are in parts of the
-row's own, uncompressed; those of keys and batch indexes count. `plain` is the bare read of one
-batch's bytes at random places by the operating system in the same round. Prints a table, and one
-JSON object with `ratios` and `spread` (lowest and highest of the rounds) as the last line.
+row's own, uncompressed; those of keys and batch indexes count. Prints a table, and one JSON
+object with `ratios` and `spread` (lowest and highest of the rounds) as the last line.
 """
 
 import argparse
