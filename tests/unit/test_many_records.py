@@ -1,6 +1,7 @@
 """Many records at once: the same bytes, the same records and the same refusals as one by one."""
 
 import gc
+import json
 from collections.abc import Iterator
 from itertools import islice
 
@@ -12,8 +13,10 @@ from snapfmt.errors import FormatError, NoMatch
 from snapfmt.format import batch_index, digest, jsonl
 from snapfmt.reading.snapshot import Part
 from snapfmt.writing.lines import PreparedLine
+from snapfmt_schemas import lines
 from snapfmt_schemas.continuation import Continuation
 from snapfmt_schemas.lines import from_line, from_lines, to_line
+from snapfmt_schemas.resources import ResourceSnapshot
 
 COUNT = 4000
 
@@ -29,10 +32,10 @@ def made(count: int) -> Iterator[Continuation]:
         )
 
 
-def saved(repository: Repository, lines: list[PreparedLine]) -> Part:
+def saved(repository: Repository, prepared: list[PreparedLine]) -> Part:
     with repository.begin() as attempt:
         part = attempt.part("p")
-        part.records("lines", lines)
+        part.records("lines", prepared)
         attempt.publish([part.seal()])
     return repository.snapshot().part("p")
 
@@ -52,8 +55,8 @@ LINE = to_line(
 def test_lines_as_they_are_written_are_read_together() -> None:
     unescaped = LINE.replace(b"call 2", "cäll 2".encode())
     escaped = LINE.replace(b"call 2", b"c\\u00e4ll 2")
-    for lines in ([LINE, LINE], [unescaped], [escaped, LINE], []):
-        assert from_lines(Continuation, lines) == [from_line(Continuation, line) for line in lines]
+    for many in ([LINE, LINE], [unescaped], [escaped, LINE], []):
+        assert from_lines(Continuation, many) == [from_line(Continuation, line) for line in many]
 
 
 @pytest.mark.parametrize(
@@ -82,8 +85,8 @@ def test_the_collector_is_as_it_was(enabled: bool) -> None:
     was = gc.isenabled()
     try:
         (gc.enable if enabled else gc.disable)()
-        for lines in ([LINE], [b"{"]):
-            from_lines(Continuation, lines)
+        for many in ([LINE], [b"{"]):
+            from_lines(Continuation, many)
             assert gc.isenabled() is enabled
     finally:
         (gc.enable if was else gc.disable)()
@@ -108,9 +111,9 @@ def test_records_of_many_frames_come_back(repository: Repository) -> None:
 
 def test_a_bad_record_is_named_and_those_before_it_are_given(repository: Repository) -> None:
     bad = COUNT - 700
-    lines = [PreparedLine(to_line(record), "") for record in made(COUNT)]
-    lines[bad] = PreparedLine(b'{"schema_version": 1, "schema_version": 1}', "")
-    found = saved(repository, lines).records("lines", Continuation)
+    prepared = [PreparedLine(to_line(record), "") for record in made(COUNT)]
+    prepared[bad] = PreparedLine(b'{"schema_version": 1, "schema_version": 1}', "")
+    found = saved(repository, prepared).records("lines", Continuation)
     assert list(islice(found, bad)) == list(made(bad))
     with pytest.raises(FormatError, match="repeats the key 'schema_version'") as caught:
         next(found)
@@ -140,3 +143,19 @@ def test_an_index_is_what_a_list_of_its_rows_would_be() -> None:
         batch = pa.record_batch(columns, schema=jsonl.INDEX_SCHEMA)
         assert encoder.index() == batch_index.to_stream(batch)
         assert (len(frames) > 2) == (count == COUNT)
+
+
+def test_without_the_fast_encoder_the_lines_are_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(json.encoder, "c_make_encoder", None)
+    plain = lines._encoder()
+    for record in made(100):
+        assert plain(vars(record)).encode() == to_line(record)
+
+
+def test_what_came_to_contain_itself_is_not_written() -> None:
+    record = ResourceSnapshot(
+        rollout_id="r", attempt_index=0, state_revision=0, state={"a": []}, created_at=0.0
+    )
+    record.state["a"].append(record.state)
+    with pytest.raises(ValueError, match="cannot be written"):
+        to_line(record)
