@@ -3,7 +3,10 @@
 `json.dumps` with its defaults: `", "` and `": "`, ASCII escapes, fields in declared order.
 """
 
+import contextlib
+import gc
 import json
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final, TypeVar
 
 from pydantic import BaseModel, ValidationError
@@ -25,7 +28,7 @@ def to_line(record: Record) -> bytes:
             NaN or an infinity, which JSON has not (R-1).
     """
     try:
-        return _ENCODER.encode(record).encode("ascii")
+        return _encode(_fields(record)).encode("ascii")
     except (RecursionError, TypeError) as error:
         raise ValueError(f"{type(record).__name__} cannot be written: {error}") from error
 
@@ -49,6 +52,39 @@ def from_line(model: type[R], data: bytes) -> R:
     return from_value(model, value)
 
 
+def from_lines(model: type[R], lines: Sequence[bytes]) -> list[R] | None:
+    """The records in lines as `to_line` writes them; None when one of them is not such a line.
+
+    The same as `from_line` for each, at a third of its time: parsed and validated in one step,
+    which on the way loses a repeated key and takes numbers as it likes. So the records are
+    written again, and what comes out must be the lines, white space aside: strings and keys
+    begin and end at the same places with or without their spaces.
+    """
+    read = model.__pydantic_validator__.validate_json
+    write = model.__pydantic_serializer__.to_json
+    text = b"\n".join(lines)
+    escaped = b"\\u" in text
+    try:
+        with _uncollected():
+            found = [read(line, context=PARSED) for line in lines]
+            again = [write(record, ensure_ascii=escaped, warnings="error") for record in found]
+    except (ValueError, RecursionError):
+        return None
+    return found if b"\n".join(again).replace(b" ", b"") == text.replace(b" ", b"") else None
+
+
+@contextlib.contextmanager
+def _uncollected() -> Iterator[None]:
+    """Many records are made, and none is garbage: looking for some takes as long as making them."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
+
+
 def from_value(model: type[R], value: Any) -> R:
     """The record in a value that a JSON parser made.
 
@@ -68,7 +104,9 @@ def from_value(model: type[R], value: Any) -> R:
 def _fields(value: Any) -> dict[str, Any]:
     if not isinstance(value, BaseModel):
         raise TypeError(f"{type(value).__name__} is not JSON")
-    return {name: getattr(value, name) for name in type(value).model_fields}
+    held, names = vars(value), type(value).__pydantic_fields__
+    # What was validated is in declared order already; a copy would cost as much as encoding it.
+    return held if [*held] == [*names] else {name: getattr(value, name) for name in names}
 
 
 def unique_pairs(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -94,6 +132,18 @@ def no_constant(text: str) -> Any:
     raise ValueError(f"{text} is not JSON")
 
 
+def _encoder() -> Callable[[Any], str]:
+    plain = json.JSONEncoder(default=_fields, allow_nan=False)
+    make = getattr(json.encoder, "c_make_encoder", None)
+    if make is None:
+        return plain.encode
+    # `encode` makes one of these for every record, which takes longer than encoding it. Without
+    # marks of what is open: what contains itself is nested too deep.
+    text = json.encoder.encode_basestring_ascii
+    pieces = make(None, _fields, text, None, ": ", ", ", False, False, False)  # noqa: FBT003
+    return lambda value: "".join(pieces(value, 0))
+
+
 # Made once: `json.dumps` and `json.loads` make one for every call that is given a hook.
-_ENCODER: Final = json.JSONEncoder(default=_fields, allow_nan=False)
+_encode: Final = _encoder()
 _DECODER: Final = json.JSONDecoder(object_pairs_hook=unique_pairs)

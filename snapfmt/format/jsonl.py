@@ -1,12 +1,17 @@
 """JSON lines in zstd frames, with an index for single records (spec/v1/05-records.md)."""
 
-from collections.abc import Iterator
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from snapfmt.errors import CorruptObject, FormatError, InvalidRecord
 from snapfmt.format import batch_index, digest, zframes
+from snapfmt.format.columns import offsets_of
 from snapfmt.limits import DEFAULT_LIMITS, Limits
 
 MEDIA_TYPE = "application/vnd.snapfmt.jsonl+zstd"
@@ -28,21 +33,28 @@ INDEX_SCHEMA = pa.schema(
 """One row per record: its frame, and its line within the frame without the newline."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Frame:
+    """A frame that was written, and how long its lines are."""
+
+    offset: int
+    size: int
+    content: int
+    digest: bytes
+    lines: npt.NDArray[np.int64]
+
+
 class LinesEncoder:
     """Packs lines into frames; `add` returns the bytes of every frame that is complete."""
 
     def __init__(self, limits: Limits = DEFAULT_LIMITS) -> None:
-        self._limits = limits
-        self._lines: list[tuple[str, bytes]] = []
+        self._longest = min(limits.record_line, limits.frame_content) - FRAME_TARGET
+        self._keys: list[str] = []
+        self._lines: list[bytes] = []
         self._size = 0
         self._offset = 0
-        self._index: dict[str, list[object]] = {name: [] for name in INDEX_SCHEMA.names}
+        self._frames: list[_Frame] = []
         self._compressor = zframes.compressor(checksum=True)
-
-    @property
-    def records(self) -> int:
-        """Lines added so far."""
-        return len(self._index["key"]) + len(self._lines)
 
     def add(self, key: str, line: bytes) -> bytes:
         """Append one line without its newline.
@@ -50,11 +62,12 @@ class LinesEncoder:
         Raises:
             InvalidRecord: If the line holds a newline, or is longer than a reader takes.
         """
-        if len(line) + FRAME_TARGET > min(self._limits.record_line, self._limits.frame_content):
+        if len(line) > self._longest:
             raise InvalidRecord(f"a JSON line of {len(line)} bytes is too long", what=key)
         if b"\n" in line or b"\r" in line:
             raise InvalidRecord("a JSON line must not hold a line break", what=key)
-        self._lines.append((key, line))
+        self._keys.append(key)
+        self._lines.append(line)
         self._size += len(line) + 1
         return self.flush() if self._size >= FRAME_TARGET else b""
 
@@ -62,15 +75,11 @@ class LinesEncoder:
         """The frame of the lines that are still open, or nothing."""
         if not self._lines:
             return b""
-        content = b"".join(line + b"\n" for _, line in self._lines)
+        content = b"\n".join([*self._lines, b""])
         frame: bytes = self._compressor.compress(content)
+        sizes = np.fromiter(map(len, self._lines), np.int64, len(self._lines))
         mark = digest.raw_digest([frame])
-        position = 0
-        for key, line in self._lines:
-            row = (key, self._offset, len(frame), len(content), mark, position, len(line))
-            for name, value in zip(INDEX_SCHEMA.names, row, strict=True):
-                self._index[name].append(value)
-            position += len(line) + 1
+        self._frames.append(_Frame(self._offset, len(frame), len(content), mark, sizes))
         self._offset += len(frame)
         self._lines.clear()
         self._size = 0
@@ -78,8 +87,21 @@ class LinesEncoder:
 
     def index(self) -> bytes:
         """The index entry; call after the last flush."""
-        batch = pa.record_batch(list(self._index.values()), schema=INDEX_SCHEMA)
-        return batch_index.to_stream(batch)
+        frames = self._frames
+        counts = [len(item.lines) for item in frames]
+        per_frame = np.array([(item.offset, item.size, item.content) for item in frames], np.int64)
+        marks = pa.py_buffer(
+            b"".join(item.digest * count for item, count in zip(frames, counts, strict=True))
+        )
+        none = [np.empty(0, np.int64)]
+        columns = [
+            pa.array(self._keys, pa.large_string()),
+            *(pa.array(item) for item in np.repeat(per_frame.reshape(-1, 3), counts, axis=0).T),
+            pa.FixedSizeBinaryArray.from_buffers(pa.binary(32), sum(counts), [None, marks]),
+            pa.array(np.concatenate([offsets_of(item.lines + 1)[:-1] for item in frames] or none)),
+            pa.array(np.concatenate([item.lines for item in frames] or none)),
+        ]
+        return batch_index.to_stream(pa.record_batch(columns, schema=INDEX_SCHEMA))
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,14 +117,35 @@ class LinePlace:
     line_size: int
 
 
-def read_index(data: bytes, *, what: str, limits: Limits = DEFAULT_LIMITS) -> list[LinePlace]:
-    """The places of all records, in order.
+class LineIndex:
+    """A decoded index: one row per record, of which few are asked for."""
 
-    Raises:
-        FormatError: If it is not a record index.
-    """
-    batch = batch_index.read_stream(data, INDEX_SCHEMA, what=what, limits=limits)
-    columns = [batch.column(name).to_pylist() for name in INDEX_SCHEMA.names]
+    def __init__(self, data: bytes, *, what: str, limits: Limits = DEFAULT_LIMITS) -> None:
+        """Raises FormatError if it is not a record index."""
+        self._batch = batch_index.read_stream(data, INDEX_SCHEMA, what=what, limits=limits)
+
+    def __len__(self) -> int:
+        return int(self._batch.num_rows)
+
+    def places(self) -> list[LinePlace]:
+        """The places of all records, in order."""
+        return _places(self._batch)
+
+    def frames(self) -> list[LinePlace]:
+        """The place of the first record of each frame, in order."""
+        offsets = self._batch.column("frame_offset").to_numpy()
+        first = np.ones(len(offsets), np.bool_)
+        first[1:] = offsets[1:] != offsets[:-1]
+        return _places(self._batch.take(pa.array(np.flatnonzero(first))))
+
+    def find(self, key: str) -> LinePlace | None:
+        """The place of the record of that key."""
+        row = pc.index(self._batch.column("key"), pa.scalar(key, pa.large_string())).as_py()
+        return None if row < 0 else _places(self._batch.slice(row, 1))[0]
+
+
+def _places(batch: pa.RecordBatch) -> list[LinePlace]:
+    columns: Sequence[list[Any]] = [batch.column(name).to_pylist() for name in INDEX_SCHEMA.names]
     return [LinePlace(*row) for row in zip(*columns, strict=True)]
 
 
@@ -136,7 +179,7 @@ def line_of(content: bytes, place: LinePlace, *, what: str) -> bytes:
     return content[place.line_offset : end]
 
 
-def split(content: bytes, *, what: str) -> Iterator[bytes]:
+def split(content: bytes, *, what: str) -> list[bytes]:
     """Lines of a frame's content.
 
     Raises:
@@ -144,4 +187,4 @@ def split(content: bytes, *, what: str) -> Iterator[bytes]:
     """
     if content and not content.endswith(b"\n"):
         raise FormatError("last line has no end", what=what)
-    yield from content.split(b"\n")[:-1]
+    return content.split(b"\n")[:-1]

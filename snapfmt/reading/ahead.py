@@ -20,7 +20,9 @@ AHEAD = 6
 BEHIND = 3
 """Pieces that are kept after a later one was asked for: readers are not quite in order."""
 GAP = 256 * 1024
-"""Ranges closer than this are fetched in one request."""
+"""Bytes that take less time than a request of their own."""
+PAGE = 4096
+"""The same where small reads cost no more than large ones."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -37,12 +39,18 @@ class Range:
         return self.offset + self.size
 
 
+def near(store: Store) -> int:
+    """Ranges that are no further apart than this are fetched in one request."""
+    return GAP if store.read_size else PAGE
+
+
 def gather(store: Store, ranges: Iterable[Range]) -> dict[Range, memoryview]:
     """All ranges, those that are close to one another by one request."""
     groups: list[list[Range]] = []
+    gap = near(store)
     for item in sorted(set(ranges)):
         last = groups[-1][-1] if groups else None
-        if last is not None and last.key == item.key and item.offset - last.end <= GAP:
+        if last is not None and last.key == item.key and item.offset - last.end <= gap:
             groups[-1].append(item)
         else:
             groups.append([item])

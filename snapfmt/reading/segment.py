@@ -122,19 +122,16 @@ class SegmentReader:
             limits=self._source.limits,
         )
 
-    @property
-    def keys_are_known(self) -> bool:
-        """Whether the keys were read already."""
-        return "key_column" in self.__dict__
-
     def key_places(self) -> list[Location]:
-        """Where keys and live rows lie, for `Source.gather`."""
-        document = self._document
-        return [document.keys] if document.live is None else [document.keys, document.live]
+        """Where keys and live rows lie that were not read yet, for `Source.gather`."""
+        document, known = self._document, self.__dict__
+        keys = [] if "_keys_entry" in known else [document.keys]
+        return keys if document.live is None or "live" in known else [*keys, document.live]
 
     def index_places(self) -> list[Location]:
-        """Where keys, batch index and live rows lie, for `Source.gather`."""
-        return [self._document.batches, *self.key_places()]
+        """The same of keys, live rows and batch index."""
+        batches = [] if "index" in self.__dict__ else [self._document.batches]
+        return [*batches, *self.key_places()]
 
     def span(self, start: int, stop: int) -> tuple[Location, int, int]:
         """The bytes of all batches that hold live rows start to stop, for `Source.ahead`."""

@@ -11,6 +11,7 @@ from snapfmt.errors import (
     NotPublished,
 )
 from snapfmt.format import compat, jsonl, layout
+from snapfmt.format.columns import is_utf8
 from snapfmt.format.reach import decode_index
 from snapfmt.limits import DEFAULT_LIMITS, Limits
 from snapfmt.reading.lazy import lazy
@@ -201,16 +202,18 @@ class Part:
 
     def lines(self, path: str) -> Iterator[bytes]:
         """The lines of a record file, verified, one frame in memory at a time."""
+        for found in self._frames(path):
+            yield from found
+
+    def _frames(self, path: str) -> Iterator[list[bytes]]:
+        """The lines of each frame."""
         item, what = self.entry(path), f"{self._what}/{path}"
-        places = self.line_places(item)
-        position, last = 0, -1
-        for place in places:
-            if place.frame_offset == last:
-                continue
+        position = 0
+        for place in self._line_index(item).frames():
             if place.frame_offset != position:
                 raise FormatError("frames do not follow one another", what=what)
-            last, position = place.frame_offset, place.frame_offset + place.frame_size
-            yield from jsonl.split(self.frame(item, place), what=what)
+            position += place.frame_size
+            yield jsonl.split(self.frame(item, place), what=what)
         if position != item.location.size:
             raise FormatError("frames do not cover the entry", what=what)
 
@@ -220,8 +223,14 @@ class Part:
         Raises:
             FormatError: If a line is not such a record; names the line.
         """
-        for number, line in enumerate(self.lines(path)):
-            yield _record(line, model, f"{self._what}/{path}:{number}")
+        number = 0
+        for found in self._frames(path):
+            many = lines.from_lines(model, found)
+            yield from many or (
+                _record(line, model, f"{self._what}/{path}:{row}")
+                for row, line in enumerate(found, number)
+            )
+            number += len(found)
 
     def record(self, path: str, key: str, model: type[R]) -> R:
         """One record by its key; reads one frame.
@@ -230,21 +239,24 @@ class Part:
             NoMatch: If no record has the key.
         """
         item, what = self.entry(path), f"{self._what}/{path}"
-        for place in self.line_places(item):
-            if place.key == key:
-                line = jsonl.line_of(self.frame(item, place), place, what=what)
-                return _record(line, model, f"{what}[{key}]")
-        raise NoMatch(f"{what} has no such record", what=key)
+        place = self._line_index(item).find(key) if is_utf8(key) else None
+        if place is None:
+            raise NoMatch(f"{what} has no such record", what=key)
+        line = jsonl.line_of(self.frame(item, place), place, what=what)
+        return _record(line, model, f"{what}[{key}]")
 
     def line_places(self, item: Entry) -> list[jsonl.LinePlace]:
         """Where the records of a record file lie, in order."""
+        return self._line_index(item).places()
+
+    def _line_index(self, item: Entry) -> jsonl.LineIndex:
         if item.media_type != jsonl.MEDIA_TYPE or item.index is None:
             raise FormatError("entry is not a record file", what=f"{self._what}/{item.path}")
         what = f"{self._what}/{item.index}"
-        places = jsonl.read_index(self.stored(item.index), what=what, limits=self._source.limits)
-        if len(places) != item.records:
-            raise FormatError(f"index has {len(places)} records, not {item.records}", what=what)
-        return places
+        index = jsonl.LineIndex(self.stored(item.index), what=what, limits=self._source.limits)
+        if len(index) != item.records:
+            raise FormatError(f"index has {len(index)} records, not {item.records}", what=what)
+        return index
 
     def frame(self, item: Entry, place: jsonl.LinePlace) -> bytes:
         """The lines of the frame in which a record lies, verified.

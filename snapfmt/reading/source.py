@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from snapfmt.errors import CorruptObject, LimitExceeded
 from snapfmt.format import digest, layout
 from snapfmt.limits import Limits
-from snapfmt.reading.ahead import Range, ReadAhead, gather
+from snapfmt.reading.ahead import Range, ReadAhead, gather, near
 from snapfmt.storage.base import Store
 from snapfmt_schemas.part import Location
 
@@ -22,10 +22,13 @@ class Source:
         self._gathered: dict[Range, memoryview] = {}
         self._ahead: tuple[ReadAhead, ...] = ()
 
+    @property
+    def near(self) -> int:
+        """Bytes that cost less to fetch along with others than to ask for later."""
+        return near(self.store)
+
     def gather(self, locations: Iterable[Location]) -> None:
         """Fetch small extents that will be asked for, in few requests; each is kept for once."""
-        if not self.store.read_size:
-            return
         wanted = [_range(location, 0, location.size) for location in locations]
         fresh = [item for item in wanted if item.size and item not in self._gathered]
         if sum(item.size for item in fresh) <= self.limits.entry_size:

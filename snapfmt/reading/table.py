@@ -1,6 +1,6 @@
 """A table of a snapshot: keyed rows over all its segments (spec/v1/06-tables.md, Reading)."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from importlib import import_module
 from typing import Any, TypeVar
@@ -61,12 +61,12 @@ class TableReader:
 
     def keys(self) -> list[str]:
         """Keys of all rows, in order."""
-        self._gather()
+        self._gather_keys()
         return [key for item in self._segments for key in item.keys]
 
     @lazy
     def _places(self) -> dict[str, tuple[int, int]]:
-        self._gather()
+        self._gather(self._segments)
         places: dict[str, tuple[int, int]] = {}
         for number, item in enumerate(self._segments):
             for row, key in enumerate(item.keys):
@@ -82,7 +82,7 @@ class TableReader:
         self._asked += 1
         if self._asked > FEW_KEYS:
             return self._places.get(key)
-        self._gather()
+        self._gather_keys()
         found = [
             (number, row) for number, item in enumerate(self._segments) for row in item.find(key)
         ]
@@ -90,9 +90,17 @@ class TableReader:
             raise FormatError(f"key {key!r} comes twice", what=self.name)
         return found[0] if found else None
 
-    def _gather(self) -> None:
-        """Keys and batch indexes of all segments; they lie next to one another."""
-        self._source.gather(place for item in self._segments for place in item.index_places())
+    def _gather_keys(self) -> None:
+        """Keys of all segments, which lie next to one another; where little, batch indexes too."""
+        keys = [place for item in self._segments for place in item.key_places()]
+        if keys:
+            places = [place for item in self._segments for place in item.index_places()]
+            few = sum(place.size for place in places) <= self._source.near
+            self._source.gather(places if few else keys)
+
+    def _gather(self, segments: Iterable[SegmentReader]) -> None:
+        """Keys and batch indexes of segments; they lie next to one another."""
+        self._source.gather(place for item in segments for place in item.index_places())
 
     def __contains__(self, key: object) -> bool:
         return self._find(key) is not None
@@ -117,7 +125,7 @@ class TableReader:
     ) -> Iterator[T]:
         """What `form` makes of every batch, on the threads that read them."""
         self._check(columns)
-        self._gather()
+        self._gather(item for item, _, _ in self._ranges(start, stop))
         spans = []
         if self._source.store.read_size and set(self.column_names) <= set(
             columns or self.column_names

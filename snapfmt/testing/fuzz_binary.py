@@ -223,11 +223,11 @@ def _near(value: int, choose: Choices) -> int:
 
 def _record_index(ground: Ground) -> Prepared:
     def run(data: bytes) -> None:
-        found = jsonl.read_index(data, what=WHAT, limits=LIMITS)
+        found = jsonl.LineIndex(data, what=WHAT, limits=LIMITS).places()
         names = jsonl.INDEX_SCHEMA.names
         columns = [[getattr(item, name) for item in found] for name in names]
         again = batch_index.to_stream(pa.record_batch(columns, schema=jsonl.INDEX_SCHEMA))
-        same(found, jsonl.read_index(again, what=WHAT))
+        same(found, jsonl.LineIndex(again, what=WHAT).places())
 
     indexes = [index for _, index in Golden(ground.vectors).records()]
     return Prepared(run, [*indexes, *map(_uncompressed, indexes)])
@@ -252,7 +252,7 @@ def _record_file(ground: Ground) -> Prepared:
 
     seeds = []
     for entry, index in Golden(ground.vectors).records():
-        for item in jsonl.read_index(index, what=WHAT)[:3]:
+        for item in jsonl.LineIndex(index, what=WHAT).places()[:3]:
             head = (item.frame_offset, item.frame_size, item.frame_content)
             frame = entry[item.frame_offset : item.frame_offset + item.frame_size]
             line, length = item.line_offset, item.line_size

@@ -5,6 +5,7 @@ import re
 from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
+from snapfmt.errors import SnapfmtError
 from snapfmt.format import canonical, compat, digest, layout, reach, tagged
 from snapfmt.reading.snapshot import _record
 from snapfmt.storage import s3_url
@@ -170,7 +171,13 @@ def _part_index(ground: Ground) -> Prepared:
 
 def _line(model: type[Record]) -> Callable[[Ground], Prepared]:
     def run(data: bytes) -> None:
-        found = _record(data, model, WHAT)
+        together = lines.from_lines(model, [data])
+        try:
+            found = _record(data, model, WHAT)
+        except SnapfmtError as error:
+            if together is not None:
+                raise Wrong(f"{data!r:.300} is refused alone and not among others") from error
+            raise
         try:
             line = lines.to_line(found)
         except ValueError as error:
@@ -179,6 +186,8 @@ def _line(model: type[Record]) -> Callable[[Ground], Prepared]:
                 raise
             return
         again = lines.from_line(model, line)
+        for record in together or ():
+            same(line, lines.to_line(record))
         same(line, lines.to_line(again))
 
     return lambda ground: Prepared(run, [*_examples(model, Golden(ground.vectors))])

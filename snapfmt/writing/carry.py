@@ -205,9 +205,9 @@ def _types(item: Carried) -> tuple[Any, ...]:
 def _gather(segments: Iterable[SegmentReader], *, to_read: bool = False) -> None:
     """Fetch keys and live rows at once, where they are not known; `to_read`: batch indexes too."""
     items = list(segments)
-    places = [place for item in items if not item.keys_are_known for place in item.key_places()]
-    if to_read:
-        places += [item.document.batches for item in items]
+    places = [
+        place for item in items for place in (item.index_places() if to_read else item.key_places())
+    ]
     if places:
         items[0].source.gather(places)
 

@@ -1,9 +1,8 @@
 """Lines of record files: from a record or from its bytes to what is stored."""
 
 import json
-from dataclasses import dataclass
 from math import isinf
-from typing import Any
+from typing import Any, NamedTuple
 
 from snapfmt.errors import InvalidRecord
 from snapfmt.format.columns import is_utf8
@@ -11,8 +10,7 @@ from snapfmt_schemas import lines, redaction
 from snapfmt_schemas._base import Record
 
 
-@dataclass(frozen=True, slots=True)
-class PreparedLine:
+class PreparedLine(NamedTuple):
     """A line that is stored as it is; its maker answers for its form and for what is in it.
 
     For a record that is saved again and again: it is made once.
@@ -43,8 +41,10 @@ def prepare(
         else:
             data = lines.to_line(item)
             known = None if redact or key is None else vars(item).get(key)
-            # A field's text is what its line says; anything else is looked up there.
-            value = {key: known} if type(known) is str else json.loads(data)
+            if type(known) is str and known and known.isascii():
+                # A field's text is what its line says; anything else is looked up there.
+                return PreparedLine(data, known)
+            value = json.loads(data)
     except (ValueError, RecursionError) as error:
         raise InvalidRecord(f"not a JSON line: {error}", what=what) from error
     if not isinstance(value, dict):

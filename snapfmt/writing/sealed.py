@@ -1,14 +1,19 @@
 """Segments of a table that are written, or taken over from the base."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import pyarrow as pa
 
-from snapfmt.format import segment
+from snapfmt.format import batch_index, segment
 from snapfmt.format.digest import digest_of
+from snapfmt.limits import KIB
 from snapfmt.writing.carry import Carried
-from snapfmt.writing.pack import Extent
+from snapfmt.writing.pack import Extent, PackWriter
 from snapfmt_schemas.part import Segment
+
+TOGETHER_BYTES = 256 * KIB
+"""Batch indexes of a table that are read along with its keys sooner than by themselves."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +47,22 @@ class Placed:
     """Keys of rows that were written; None for rows of the base."""
     base: Carried | None = None
     """Rows of the base that were carried."""
+
+
+def seal(segments: Sequence[Closed], packs: PackWriter) -> list[Sealed]:
+    """Write the indexes of a table's segments, next to one another, so that one read gets all.
+
+    Where the batch indexes are large, all keys come after them: who looks for a row reads all
+    keys, and then the batch index of one segment.
+    """
+    apart = sum(len(item.batches) for item in segments) > TOGETHER_BYTES
+    ahead = [packs.entry(item.batches) for item in segments] if apart else []
+    sealed = []
+    for number, item in enumerate(segments):
+        batches = ahead[number] if apart else packs.entry(item.batches)
+        keys = batch_index.keys_to_bytes([item.keys])
+        sealed.append(Sealed(item, batches, packs.entry(keys), digest_of(keys)))
+    return sealed
 
 
 def carried_document(item: Carried, bitmap: Extent | None, mark: str) -> Segment:

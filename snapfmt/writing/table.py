@@ -24,7 +24,7 @@ from snapfmt.reading.segment import SegmentReader
 from snapfmt.writing.carry import Carried, Carrier, gather_rows
 from snapfmt.writing.pack import Extent, PackWriter
 from snapfmt.writing.rows import Converter, RowConverter, Rows, Types, Values
-from snapfmt.writing.sealed import Closed, Placed, Sealed, carried_document, written_document
+from snapfmt.writing.sealed import Closed, Placed, Sealed, carried_document, seal, written_document
 from snapfmt_schemas.part import Table
 
 BATCH_BYTES = MIB
@@ -353,17 +353,7 @@ class TableWriter:
                 self._flush(cells)
             self._drain(0)
             self._close_segment()
-            # Next to one another, so that a reader gets them all at once.
-            self._sealed = [
-                Sealed(
-                    item,
-                    batches=self._packs.entry(item.batches),
-                    keys=self._packs.entry(keys),
-                    keys_digest=digest_of(keys),
-                )
-                for item in self._ended
-                for keys in [batch_index.keys_to_bytes([item.keys])]
-            ]
+            self._sealed = seal(self._ended, self._packs)
             self._carried = [(item, *self._bitmap(item)) for item, _, _ in self._carried]
             self._ended = []
         except BaseException as error:

@@ -1,4 +1,4 @@
-"""What does not depend on bytes: opening, one row of many, continuations, cost per row.
+"""What does not depend on bytes: opening, continuations, cost per row.
 
     python tests/bench/bench_metadata.py [--rows 1000000] [--records 100000] [--rounds 5] [--quick]
 
@@ -7,6 +7,8 @@ Core API, one process, no Ray. Prints a table, and one JSON object with `ratios`
 """
 
 import argparse
+import contextlib
+import importlib
 import json
 import os
 import statistics
@@ -17,17 +19,19 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
-from snapfmt import Repository, Snapshot
+from snapfmt import Repository
 from snapfmt.reading.snapshot import Part
 from snapfmt.testing.stores import CountingStore
 from snapfmt_schemas.continuation import Continuation
 from snapfmt_schemas.identity import capture_key
 
 BATCH = 1000
-ROLLOUTS = 32_768
+DUMPS: dict[str, Callable[[Any], bytes]] = {"json": lambda value: json.dumps(value).encode()}
+with contextlib.suppress(ImportError):
+    # Not needed by anything here: compared with where it is installed.
+    DUMPS["orjson"] = importlib.import_module("orjson").dumps
 PART, TABLE, LINES = "rl/tq/unit-0000", "rows/t", "continuations.jsonl"
 
 
@@ -45,7 +49,6 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         root = Path(folder)
         rows_of_all_sizes(root, options.rows, options.rounds, found)
-        one_rollout(root, options.rounds, found)
         continuations(root, options.records, options.rounds, found)
     ratios = {name: statistics.median(values) for name, values in found.items()}
     spread = {name: (min(values), max(values)) for name, values in found.items()}
@@ -83,13 +86,15 @@ def save_rows(repository: Repository, count: int) -> None:
 
 def rows_of_all_sizes(root: Path, most: int, rounds: int, found: dict[str, list[float]]) -> None:
     """Cost per row from a thousand rows to the most, and opening the largest."""
-    sizes = [size for size in (10_000, 100_000, 1_000_000) if size <= most]
+    sizes = [size for size in (1000, 10_000, 100_000, 1_000_000) if size <= most]
     for number in range(rounds):
-        costs = {}
+        costs, loads = {}, {}
         for size in sizes:
             folder = root / f"{size}-{number}"
             repository = Repository.create(folder)
             costs[size] = timed(partial(save_rows, repository, size)) / size
+            reader = Repository.open(folder)
+            loads[size] = timed(partial(_load, reader)) / size
             reader = Repository.open(folder)
             opened = timed(partial(_open, reader))
             if size == sizes[-1]:
@@ -98,44 +103,17 @@ def rows_of_all_sizes(root: Path, most: int, rounds: int, found: dict[str, list[
                 _open(Repository.open(counting))
                 found.setdefault("reads of that open", []).append(len(counting.reads))
         for size in sizes[1:]:
-            name = f"save: cost of a row of {size} / of {sizes[0]}"
-            found.setdefault(name, []).append(costs[size] / costs[sizes[0]])
+            for name, each in (("save", costs), ("load", loads)):
+                name = f"{name}: cost of a row of {size} / of {sizes[0]}"
+                found.setdefault(name, []).append(each[size] / each[sizes[0]])
 
 
 def _open(repository: Repository) -> int:
     return repository.snapshot().table(TABLE).num_rows
 
 
-def one_rollout(root: Path, rounds: int, found: dict[str, list[float]]) -> None:
-    """One row of 32,768, from a repository that was just opened."""
-    repository = Repository.create(root / "rollouts")
-    generator = np.random.default_rng(0)
-    with repository.begin() as attempt:
-        with attempt.part(PART) as part:
-            with part.table(TABLE) as table:
-                for start in range(0, ROLLOUTS, BATCH):
-                    count = min(BATCH, ROLLOUTS - start)
-                    ids = [
-                        torch.from_numpy(generator.integers(0, 50_000, 300)) for _ in range(count)
-                    ]
-                    keys = [f"r{number}" for number in range(start, start + count)]
-                    table.append(keys, {"ids": ids, "mask": [torch.ones(300) for _ in ids]})
-            receipt = part.seal()
-        attempt.publish([receipt])
-    for number in range(rounds):
-        counting = CountingStore(Repository.open(root / "rollouts").store)
-        snapshot = Repository.open(counting).snapshot()
-        counting.reads.clear()
-        key = f"r{(number + 1) * 6007 % ROLLOUTS}"
-        took = timed(partial(_row, snapshot, key))
-        found.setdefault("one rollout of 32,768, ms", []).append(took * 1e3)
-        found.setdefault("reads of that", []).append(len(counting.reads))
-        found.setdefault("bytes of that / its own", []).append(counting.bytes_read / (300 * 12))
-
-
-def _row(snapshot: Snapshot, key: str) -> dict[str, Any]:
-    row: dict[str, Any] = snapshot.table(TABLE).row_torch(key)
-    return row
+def _load(repository: Repository) -> int:
+    return sum(len(batch.keys) for batch in repository.snapshot().table(TABLE).batches())
 
 
 def lines(count: int) -> Iterator[Continuation]:
@@ -152,19 +130,19 @@ def lines(count: int) -> Iterator[Continuation]:
 
 
 def continuations(root: Path, count: int, rounds: int, found: dict[str, list[float]]) -> None:
-    """Written and read back with validation, against json to a file and back."""
+    """Written and read back with validation, against plain dictionaries dumped to a file."""
     records = list(lines(count))
     plain = [record.model_dump(mode="json") for record in records]
     for number in range(rounds):
         repository = Repository.create(root / f"lines-{number}")
         ours = timed(partial(_save_lines, repository, records))
-        theirs = timed(partial(_dump, plain, root / "plain.jsonl"))
-        name = f"{count} continuations: write / json dump and write"
-        found.setdefault(name, []).append(ours / theirs)
         reader = repository.snapshot().part(PART)
         back = timed(partial(_validated, reader))
-        name = f"{count} continuations: write and validate / json dump and write"
-        found.setdefault(name, []).append((ours + back) / theirs)
+        for module, dumps in DUMPS.items():
+            theirs = timed(partial(_dump, dumps, plain, root / "plain.jsonl"))
+            for name, time_s in (("write", ours), ("write and validate", ours + back)):
+                name = f"{count} continuations: {name} / {module} dump and write"
+                found.setdefault(name, []).append(time_s / theirs)
 
 
 def _save_lines(repository: Repository, records: list[Continuation]) -> None:
@@ -179,10 +157,10 @@ def _validated(part: Part) -> list[Continuation]:
     return list(part.records(LINES, Continuation))
 
 
-def _dump(values: list[dict[str, Any]], path: Path) -> None:
-    with path.open("w") as file:
+def _dump(dumps: Callable[[Any], bytes], values: list[dict[str, Any]], path: Path) -> None:
+    with path.open("wb") as file:
         for value in values:
-            file.write(json.dumps(value) + "\n")
+            file.write(dumps(value) + b"\n")
         file.flush()
         os.fsync(file.fileno())
 

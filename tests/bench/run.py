@@ -20,11 +20,13 @@ HERE = Path(__file__).parent
 QUICK = (
     ("formats", ("--quick", "--ids", "text", "--without", "torch DCP")),
     ("metadata", ("--quick",)),
+    ("rows", ("--quick", "--only", "short")),
     ("incremental", ("--quick",)),
 )
 FULL = (
     ("formats", ()),
     ("metadata", ()),
+    ("rows", ()),
     ("incremental", ("--rows", "14000", "--rounds", "5")),
     ("transfer_queue", ()),
     ("transfer_queue", ("--ids", "uniform", "--only", "long")),

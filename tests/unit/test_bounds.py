@@ -432,7 +432,7 @@ def test_a_record_index_that_lies_is_refused() -> None:
     encoder.add("a", b'{"x":1}')
     encoder.add("b", b'{"x":2}')
     frame = encoder.flush()
-    first, second = jsonl.read_index(encoder.index(), what="x")
+    first, second = jsonl.LineIndex(encoder.index(), what="x").places()
     content = jsonl.frame_content(frame, first, what="x")
     assert jsonl.line_of(content, second, what="x") == b'{"x":2}'
     for offset, size in [(0, 6), (1, 6), (0, 8), (8, 8), (-1, 7), (0, -1), (16, 0), (8, 2**62)]:

@@ -57,6 +57,32 @@ def test_one_row_of_many_costs_three_requests(client: MemoryClient) -> None:
     assert store.bytes_read < 3_000_000
 
 
+def test_a_second_row_costs_no_index_again(client: MemoryClient) -> None:
+    snapshot, store = opened(client)
+    table = snapshot.table("rows/train")
+    table.row("row 20000")
+    store.reads.clear()
+    assert table.row("row 20001")["ids"].shape == (100,)
+    assert len(store.reads) == 1, store.reads
+    table.keys()
+    list(table.batches(["ids"], start=20_000, stop=20_002))
+    assert len(store.reads) == 2, "what is known is not fetched, and kept, once more"
+
+
+@pytest.mark.parametrize("small", [True, False])
+def test_rows_of_one_part_need_nothing_of_the_others(small: bool) -> None:
+    client = MemoryClient()
+    save(Repository.open(ObjectStore(client), create=True), 3000, parts=3)
+    store = type("Small", (CountingStore,), {"read_size": 0} if small else {})(ObjectStore(client))
+    table = Snapshot.open(store, 1).table("rows/train")
+    store.reads.clear()
+    assert [key for batch in table.batches(start=10, stop=12) for key in batch.keys] == [
+        "row 10",
+        "row 11",
+    ]
+    assert len({key for key, _, _ in store.reads}) == 1, store.reads
+
+
 def test_all_rows_come_in_large_pieces(client: MemoryClient) -> None:
     snapshot, store = opened(client)
     table = snapshot.table("rows/train")
