@@ -71,7 +71,7 @@ def _partition(part: Any) -> dict[str, Any]:
                 repr(meta.shape),
                 meta.is_nested,
                 meta.is_non_tensor,
-                sorted(meta.global_indexes),
+                part.indexes_of(name).tolist(),
                 repr(sorted(meta.per_sample_shapes.items())),
             ]
             for name, meta in part.metas.items()
