@@ -21,7 +21,7 @@ from snapfmt.format import canonical, compat
 from snapfmt.storage.base import Buffer
 from snapfmt.storage.client import ObjectClient, ObjectInfo
 from snapfmt.storage.memory import MemoryClient
-from snapfmt.writing import lease
+from snapfmt.writing import lease, pins
 from snapfmt_schemas.attempt import Owner
 
 T = TypeVar("T")
@@ -206,6 +206,8 @@ def same_each_time() -> Iterator[None]:
             (time, "time_ns", lambda: _NOW_NS),
             (lease, "is_dead", lambda _: False),
             (lease, "current_owner", lambda host: Owner(host=host)),
+            # One look, and one more: what goes on between is a switch.
+            (pins, "PAUSES_S", (0.0,)),
             # What bytes mean does not change from one schedule to the next.
             (canonical, "decode", functools.lru_cache(4096)(canonical.decode)),
             (compat, "decode_root", functools.lru_cache(4096)(compat.decode_root)),
