@@ -95,15 +95,21 @@ def do(change: Callable[[Shared], Shared]) -> Step:
     return lambda shared: (change(shared), None)
 
 
+def put(where: str, item: Any) -> Step:
+    """A step that adds to one of the sets."""
+    return do(lambda shared: replace(shared, **{where: getattr(shared, where) | {item}}))
+
+
+def drop(where: str, item: Any) -> Step:
+    """A step that takes from one of the sets."""
+    return do(lambda shared: replace(shared, **{where: getattr(shared, where) - {item}}))
+
+
 def saver(name: str, number: int, base: int, rules: Rules) -> Process:
     """A save on a base, which carries all that the base reaches."""
     mine = frozenset({name})
 
-    def make(shared: Shared) -> Shared:
-        return replace(shared, leases=shared.leases | {(name, base)})
-
-    def drop(shared: Shared) -> Shared:
-        return replace(shared, leases=shared.leases - {(name, base)})
+    lease = (name, base)
 
     def base_there(shared: Shared) -> bool:
         return not base or shared.state(base) == PUBLISHED
@@ -111,19 +117,19 @@ def saver(name: str, number: int, base: int, rules: Rules) -> Process:
     def run() -> Generator[Step, Any, None]:
         if not rules.base_after_lease and not (yield look(base_there)):
             return
-        yield do(make)
+        yield put("leases", lease)
         if rules.base_after_lease and not (yield look(base_there)):
-            yield do(drop)
+            yield drop("leases", lease)
             return
         yield do(lambda shared: replace(shared, objects=shared.objects | mine))
         if not rules.lease_outlives_publication:
-            yield do(drop)
+            yield drop("leases", lease)
         carried = (yield look(lambda shared: shared.reach(base))) if base else frozenset()
         new = (number, PUBLISHED, mine | carried)
         if (yield look(lambda shared: new[2] <= shared.objects)):
             yield do(lambda shared: replace(shared, snapshots=(*shared.snapshots, new)))
         if rules.lease_outlives_publication:
-            yield do(drop)
+            yield drop("leases", lease)
 
     return run
 
@@ -187,12 +193,6 @@ def retirement(number: int, rules: Rules, name: str = "r") -> Process:
             return shared
         return shared.change(number, RETIRING)
 
-    def announce(shared: Shared) -> Shared:
-        return replace(shared, announced=shared.announced | {name})
-
-    def withdraw(shared: Shared) -> Shared:
-        return replace(shared, announced=shared.announced - {name})
-
     def is_held() -> Generator[Step, Any, bool]:
         looks = [look(lambda shared: shared.holds(number)), look(lambda s: number in s.pins)]
         for step in looks if rules.leases_before_pins else reversed(looks):
@@ -206,13 +206,13 @@ def retirement(number: int, rules: Rules, name: str = "r") -> Process:
         if (yield look(lambda shared: shared.state(number))) != PUBLISHED:
             return
         if rules.announces:
-            yield do(announce)
+            yield put("announced", name)
             if rules.looks_again_when_announced and (yield from is_held()):
-                yield do(withdraw)
+                yield drop("announced", name)
                 return
         yield do(out)
         if rules.announces:
-            yield do(withdraw)
+            yield drop("announced", name)
         yield from removal(rules, sweep=False)
 
     return run
@@ -220,51 +220,31 @@ def retirement(number: int, rules: Rules, name: str = "r") -> Process:
 
 def pinner(name: str, number: int, rules: Rules) -> Process:
     """Pins one snapshot. One that has no patience takes a retirement for dead."""
-
-    def make(shared: Shared) -> Shared:
-        return replace(shared, leases=shared.leases | {(name, number)})
-
-    def drop(shared: Shared) -> Shared:
-        return replace(shared, leases=shared.leases - {(name, number)})
-
-    def pin(shared: Shared) -> Shared:
-        return replace(shared, pins=shared.pins | {number})
-
-    def unpin(shared: Shared) -> Shared:
-        return replace(shared, pins=shared.pins - {number})
-
-    def promise(shared: Shared) -> Shared:
-        return replace(shared, promised=shared.promised | {number})
+    lease = ("leases", (name, number))
 
     def retirements(shared: Shared) -> frozenset[str]:
         return shared.announced
 
-    def fence(shared: Shared) -> Shared:
-        return replace(shared, announced=frozenset())
-
-    def is_published(shared: Shared) -> bool:
-        return shared.state(number) == PUBLISHED
-
     def run() -> Generator[Step, Any, None]:
-        hold, release = (make, drop) if rules.never_takes_a_pin_back else (pin, unpin)
+        own = lease if rules.never_takes_a_pin_back else ("pins", number)
         if rules.lease_before_the_look:
-            yield do(hold)
+            yield put(*own)
         seen = (yield look(retirements)) if rules.waits else frozenset()
         if not rules.lease_before_the_look:
-            yield do(hold)
+            yield put(*own)
         if seen and name == "hasty":
-            yield do(fence)
+            yield do(lambda shared: replace(shared, announced=frozenset()))
         elif seen and seen & (yield look(retirements)):
-            yield do(release)
+            yield drop(*own)
             return
-        if not (yield look(is_published)):
-            yield do(release)
+        if (yield look(lambda shared: shared.state(number))) != PUBLISHED:
+            yield drop(*own)
             return
         if not rules.lease_outlives_pinning:
-            yield do(drop)
-        yield do(pin)
-        yield do(promise)
-        yield do(drop)
+            yield drop(*lease)
+        yield put("pins", number)
+        yield put("promised", number)
+        yield drop(*lease)
 
     return run
 

@@ -152,9 +152,7 @@ def test_one_that_was_taken_out_just_before_is_not_pinned(repository: Repository
 
 @pytest.mark.req("K-16")
 @pytest.mark.parametrize("method", ["retire", "keep_latest"])
-def test_pins_are_looked_at_again_once_it_is_announced(
-    repository: Repository, method: str
-) -> None:
+def test_pins_are_looked_at_again_once_it_is_announced(repository: Repository, method: str) -> None:
     """Somebody pins after the first look, and finds nothing announced."""
     one = watching(repository, "open_workspace", "/retire", lambda: repository.pin("x", 1))
     if method == "retire":
@@ -185,6 +183,16 @@ def test_while_a_retirement_may_have_looked_nothing_is_pinned(repository: Reposi
         repository.pin("x", 1)
     assert (repository.pins(), attempts(repository)) == ({}, [])
     assert stored(repository) == needed(repository)
+
+
+@pytest.mark.req("K-17")
+def test_a_retirement_that_looked_before_the_lease_is_seen(repository: Repository) -> None:
+    """Who looks for it first, and makes the lease then, meets neither."""
+    seen = announced(repository)
+    with pytest.raises(SnapshotBusy):
+        watching(repository, "create", ".json", seen.__enter__).pin("x", 1)
+    assert repository.pins() == {}
+    seen.__exit__()
 
 
 # Who waits
@@ -313,9 +321,7 @@ def test_a_retirement_that_was_taken_for_dead_takes_nothing_out(
 
 
 @pytest.mark.req("K-16")
-def test_it_looks_before_each_step(
-    repository: Repository, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_it_looks_before_each_step(repository: Repository, monkeypatch: pytest.MonkeyPatch) -> None:
     def meanwhile() -> None:
         is_dead(repository, monkeypatch)
         repository.pin("x", 2)
@@ -449,9 +455,7 @@ def test_a_retirement_that_died_between_its_two_requests(
     client = MemoryClient()
     repository = Repository.open(ObjectStore(client, retry=patient()), create=True)
     save(repository, value=1)
-    manifest, copy = (
-        layout.snapshot_key(1, name) for name in (layout.MANIFEST, layout.RETIRING)
-    )
+    manifest, copy = (layout.snapshot_key(1, name) for name in (layout.MANIFEST, layout.RETIRING))
     data = client.get(manifest, 0, 10**6)
 
     def put(key: str, body: bytes) -> None:
