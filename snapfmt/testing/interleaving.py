@@ -159,8 +159,17 @@ class _TurnClient:
         except SnapfmtError as error:
             self._turns.saw(self._task, (verb, key, str(error)), wrote=wrote)
             raise
-        self._turns.saw(self._task, (verb, key, repr(result)), wrote=wrote)
+        self._turns.saw(self._task, (verb, key, _sight(result)), wrote=wrote)
         return result
+
+
+def _sight(result: object) -> Hashable:
+    """What a request told, for comparing."""
+    if isinstance(result, bytes):
+        return result
+    if isinstance(result, list):
+        return tuple((info.key, info.size, info.modified_ns) for info in result)
+    return repr(result)
 
 
 def execute(tasks: Sequence[Task], client: MemoryClient, prefix: Sequence[int] = ()) -> Run:

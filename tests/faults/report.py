@@ -27,7 +27,7 @@ COMMANDS = {
         "gc_interleavings.py",
         "--reduce",
         "--model",
-        "--limit=13000",
+        "--limit=20000",
         "--seed=1",
         "--processes=2",
     ],
