@@ -120,7 +120,7 @@ def read(repository: Repository) -> dict[int, dict[str, bytes]]:
     return found
 
 
-_SAMPLE: Final = 40
+_SAMPLE: Final = 15
 """Schedules that tell which requests others may notice."""
 
 Action = Callable[[Repository], object]

@@ -13,7 +13,7 @@ from snapfmt.writing import pins
 from snapfmt.writing.keeping import Held, Keeping
 from snapfmt.writing.retire import Retirement
 
-SAMPLE = 50
+SAMPLE = 25
 
 
 @pytest.fixture(scope="module")

@@ -23,7 +23,8 @@ from snapfmt.format import layout
 from snapfmt.storage.memory import MemoryClient
 from snapfmt.storage.objects import ObjectStore
 from snapfmt.testing.client_faults import patient
-from snapfmt.testing.samples import contents, needed, save, stored
+from snapfmt.testing.gc_world import save
+from snapfmt.testing.samples import contents, needed, stored
 from snapfmt.testing.stores import WrappedStore, watching
 from snapfmt.transfer.claim import sweep
 from snapfmt.writing import lease as lease_module
@@ -42,8 +43,8 @@ def repository(request: pytest.FixtureRequest, tmp_path: Path) -> Repository:
         repository = Repository.create(tmp_path / "run")
     else:
         repository = Repository.open(ObjectStore(MemoryClient(), retry=patient()), create=True)
-    for value in range(1, 4):
-        save(repository, value=value)
+    for _ in range(3):
+        save(repository)
     return repository
 
 
@@ -454,7 +455,7 @@ def test_a_retirement_that_died_between_its_two_requests(
     """The copy is there. Whether the name will be closed is not known, so the pin waits."""
     client = MemoryClient()
     repository = Repository.open(ObjectStore(client, retry=patient()), create=True)
-    save(repository, value=1)
+    save(repository)
     manifest, copy = (layout.snapshot_key(1, name) for name in (layout.MANIFEST, layout.RETIRING))
     data = client.get(manifest, 0, 10**6)
 
