@@ -11,7 +11,7 @@
     │     CorruptObject, FormatError
     ├── RefusedError         this will not be done; nothing was touched
     │     UnsupportedFeature, UnsupportedVersion, UnsupportedFilesystem, FingerprintMismatch,
-    │     RestoreRefused, LimitExceeded, ControlRefused
+    │     RestoreRefused, LimitExceeded, ControlRefused, SnapshotBusy
     ├── InputError           the caller's value cannot be stored
     │     UnsupportedValue, InvalidRecord
     ├── StorageError         the storage backend failed
@@ -209,6 +209,12 @@ class ControlRefused(RefusedError):
         self.detail = message
         self.reason = reason
         self.status = status
+
+
+class SnapshotBusy(RefusedError):
+    """A retirement runs that may take the snapshot out; try again when it is over."""
+
+    code = "SnapshotBusy"
 
 
 class InputError(SnapfmtError, ValueError):

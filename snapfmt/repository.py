@@ -294,6 +294,7 @@ class Repository:
             RefusedError: If a running save builds on it, it is pinned, or something is unknown
                 that may reach what would go.
             UnsupportedFeature: If a snapshot needs a feature that this library lacks.
+            LeaseExpired: If it took so long that another one took it over; retire again.
             StorageError: If the storage failed; it may be out, and the next call goes on.
         """
         _check_number(number, "number")
@@ -342,8 +343,12 @@ class Repository:
     def pin(self, name: str, number: int) -> Pin:
         """Keep a published snapshot from being retired, until it is unpinned.
 
+        Waits some seconds for a retirement that runs.
+
         Raises:
             NotPublished: If it is not published, or was taken out meanwhile.
+            SnapshotBusy: If a retirement did not end in time; not pinned, so try again.
+            LeaseExpired: If it took so long that another one took it for dead; look and try again.
             ConflictError: If the name pins another one.
             InputError: If the name is no name of a pin.
         """

@@ -81,6 +81,16 @@ def collect_key(attempt_id: str) -> str:
     return f"{workspace_key(attempt_id)}/collect"
 
 
+def retire_key(attempt_id: str) -> str:
+    """Workspace of a retirement; who pins sees by it that snapshots may be on their way out."""
+    return f"{workspace_key(attempt_id)}/retire"
+
+
+def inner_keys(attempt_id: str) -> tuple[str, ...]:
+    """Every workspace that is one level down."""
+    return copy_key(attempt_id), collect_key(attempt_id), retire_key(attempt_id)
+
+
 def pin_key(name: str) -> str:
     """Key of a pin."""
     return f"{PINS}/{name}.json"

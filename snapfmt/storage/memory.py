@@ -25,11 +25,12 @@ class MemoryClient:
             other._objects.update(self._objects)
         return other
 
-    def content(self) -> frozenset[tuple[str, bytes, str]]:
+    def content(self) -> frozenset[tuple[str, bytes, tuple[tuple[str, str], ...]]]:
         """All keys, bytes and metadata."""
         with self._lock:
             return frozenset(
-                (key, data, repr(info.metadata)) for key, (data, info) in self._objects.items()
+                (key, data, tuple(sorted(info.metadata.items())))
+                for key, (data, info) in self._objects.items()
             )
 
     @property

@@ -1,4 +1,4 @@
-"""A small model of saving, retiring and collecting, and every one of its interleavings.
+"""A small model of saving, pinning, retiring and collecting, and all of its interleavings.
 
 Each process is a generator: it yields one step on the shared state and gets what the step saw. A
 process is what it has seen so far, so that two schedules which lead to the same shared state and
@@ -22,6 +22,21 @@ class Shared:
     """Number, state, and the objects that it reaches."""
     leases: frozenset[tuple[str, int]] = frozenset()
     """Owner and base; 0 is no base."""
+    announced: frozenset[str] = frozenset()
+    """Retirements that are announced."""
+    pins: frozenset[int] = frozenset()
+    promised: frozenset[int] = frozenset()
+    """Numbers of pins that were reported as made."""
+
+    def wrong(self) -> bool:
+        """A published snapshot lacks an object, or a pinned one is not published."""
+        return not all(
+            reach <= self.objects for _, state, reach in self.snapshots if state == PUBLISHED
+        ) or any(self.state(number) != PUBLISHED for number in self.promised)
+
+    def holds(self, number: int) -> bool:
+        """Whether a lease has it as its base."""
+        return any(base == number for _, base in self.leases)
 
     def state(self, number: int) -> str:
         """Of a snapshot; empty where there is none."""
@@ -60,6 +75,14 @@ class Rules:
     lists_until_stable: bool = True
     base_after_lease: bool = True
     lease_outlives_publication: bool = True
+    announces: bool = True
+    looks_again_when_announced: bool = True
+    looks_before_its_step: bool = True
+    leases_before_pins: bool = True
+    lease_before_the_look: bool = True
+    waits: bool = True
+    lease_outlives_pinning: bool = True
+    never_takes_a_pin_back: bool = True
 
 
 def look(read: Callable[[Shared], Any]) -> Step:
@@ -72,15 +95,21 @@ def do(change: Callable[[Shared], Shared]) -> Step:
     return lambda shared: (change(shared), None)
 
 
+def put(where: str, item: Any) -> Step:
+    """A step that adds to one of the sets."""
+    return do(lambda shared: replace(shared, **{where: getattr(shared, where) | {item}}))
+
+
+def drop(where: str, item: Any) -> Step:
+    """A step that takes from one of the sets."""
+    return do(lambda shared: replace(shared, **{where: getattr(shared, where) - {item}}))
+
+
 def saver(name: str, number: int, base: int, rules: Rules) -> Process:
     """A save on a base, which carries all that the base reaches."""
     mine = frozenset({name})
 
-    def make(shared: Shared) -> Shared:
-        return replace(shared, leases=shared.leases | {(name, base)})
-
-    def drop(shared: Shared) -> Shared:
-        return replace(shared, leases=shared.leases - {(name, base)})
+    lease = (name, base)
 
     def base_there(shared: Shared) -> bool:
         return not base or shared.state(base) == PUBLISHED
@@ -88,19 +117,19 @@ def saver(name: str, number: int, base: int, rules: Rules) -> Process:
     def run() -> Generator[Step, Any, None]:
         if not rules.base_after_lease and not (yield look(base_there)):
             return
-        yield do(make)
+        yield put("leases", lease)
         if rules.base_after_lease and not (yield look(base_there)):
-            yield do(drop)
+            yield drop("leases", lease)
             return
         yield do(lambda shared: replace(shared, objects=shared.objects | mine))
         if not rules.lease_outlives_publication:
-            yield do(drop)
+            yield drop("leases", lease)
         carried = (yield look(lambda shared: shared.reach(base))) if base else frozenset()
         new = (number, PUBLISHED, mine | carried)
         if (yield look(lambda shared: new[2] <= shared.objects)):
             yield do(lambda shared: replace(shared, snapshots=(*shared.snapshots, new)))
         if rules.lease_outlives_publication:
-            yield do(drop)
+            yield drop("leases", lease)
 
     return run
 
@@ -151,21 +180,71 @@ def removal(rules: Rules, *, sweep: bool) -> Generator[Step, Any, None]:
         yield do(partial(Shared.change, number=number, state=CLOSED))
 
 
-def retirement(number: int, rules: Rules) -> Process:
+def retirement(number: int, rules: Rules, name: str = "r") -> Process:
     """Takes one snapshot out."""
 
     def out(shared: Shared) -> Shared:
+        """Its step. Only who still finds it published takes it out.
+
+        It comes right after the look for what was announced, within half a lease.
+        """
+        fenced = rules.announces and name not in shared.announced
+        if shared.state(number) != PUBLISHED or (rules.looks_before_its_step and fenced):
+            return shared
         return shared.change(number, RETIRING)
 
+    def is_held() -> Generator[Step, Any, bool]:
+        looks = [look(lambda shared: shared.holds(number)), look(lambda s: number in s.pins)]
+        for step in looks if rules.leases_before_pins else reversed(looks):
+            if (yield step):
+                return True
+        return False
+
     def run() -> Generator[Step, Any, None]:
-        held = yield look(lambda shared: shared.leases)
-        if any(base == number for _, base in held):
+        if (yield from is_held()):
             return
         if (yield look(lambda shared: shared.state(number))) != PUBLISHED:
             return
-        # Only who still finds it published takes it out.
-        yield do(lambda shared: out(shared) if shared.state(number) == PUBLISHED else shared)
+        if rules.announces:
+            yield put("announced", name)
+            if rules.looks_again_when_announced and (yield from is_held()):
+                yield drop("announced", name)
+                return
+        yield do(out)
+        if rules.announces:
+            yield drop("announced", name)
         yield from removal(rules, sweep=False)
+
+    return run
+
+
+def pinner(name: str, number: int, rules: Rules) -> Process:
+    """Pins one snapshot. One that has no patience takes a retirement for dead."""
+    lease = ("leases", (name, number))
+
+    def retirements(shared: Shared) -> frozenset[str]:
+        return shared.announced
+
+    def run() -> Generator[Step, Any, None]:
+        own = lease if rules.never_takes_a_pin_back else ("pins", number)
+        if rules.lease_before_the_look:
+            yield put(*own)
+        seen = (yield look(retirements)) if rules.waits else frozenset()
+        if not rules.lease_before_the_look:
+            yield put(*own)
+        if seen and name == "hasty":
+            yield do(lambda shared: replace(shared, announced=frozenset()))
+        elif seen and seen & (yield look(retirements)):
+            yield drop(*own)
+            return
+        if (yield look(lambda shared: shared.state(number))) != PUBLISHED:
+            yield drop(*own)
+            return
+        if not rules.lease_outlives_pinning:
+            yield drop(*lease)
+        yield put("pins", number)
+        yield put("promised", number)
+        yield drop(*lease)
 
     return run
 
@@ -178,14 +257,20 @@ def collection(rules: Rules) -> Process:
 def scenarios(rules: Rules) -> dict[str, list[Process]]:
     """Who runs beside whom."""
     on_2, on_its = saver("s", 3, 2, rules), saver("t", 4, 3, rules)
+    pin = pinner("p", 2, rules)
     alone, collect = saver("t", 4, 0, rules), collection(rules)
-    retire_1, retire_2 = retirement(1, rules), retirement(2, rules)
+    retire_1, retire_2 = retirement(1, rules, "r1"), retirement(2, rules)
     return {
         "a save on 2, retire 2, collect": [on_2, retire_2, collect],
         "a save on 2, retire 2, retire 1": [on_2, retire_2, retire_1],
         "a save on 2, another, collect": [on_2, alone, collect],
         "a save on 2, a save on that, collect": [on_2, on_its, collect],
         "a save on 2, collect, collect": [on_2, collect, collect],
+        "pin 2, retire 2, collect": [pin, retire_2, collect],
+        "pin 2, retire 2, retire 2": [pin, retire_2, retirement(2, rules, "q")],
+        "pin 2, pin 2, retire 2": [pin, pinner("q", 2, rules), retire_2],
+        "pin 2 without patience, retire 2": [pinner("hasty", 2, rules), retire_2],
+        "a save on 2, pin 2, retire 2": [on_2, pin, retire_2],
     }
 
 
@@ -202,7 +287,7 @@ class Outcome:
     states: int = 0
     interleavings: int = 0
     lost: list[Shared] = field(default_factory=list)
-    """States in which a published snapshot lacks an object."""
+    """States in which a published snapshot lacks an object, or a pin does not hold."""
 
 
 Seen = tuple[tuple[Any, ...], ...]
@@ -244,12 +329,7 @@ def explore(processes: Sequence[Process], start: Shared = START, *, enough: int 
         todo.pop()
         if here not in ways:
             ways[here] = sum(ways[item] for item in nexts) or 1
-            whole = all(
-                reach <= shared.objects
-                for _, state, reach in shared.snapshots
-                if state == PUBLISHED
-            )
-            if not whole:
+            if shared.wrong():
                 found.lost.append(shared)
     found.states = len(ways)
     found.interleavings = ways.get((start, ((),) * len(processes)), 0)

@@ -293,6 +293,9 @@ def recover(
     known = repository.numbers()
     small = Shape(name="next", entries=1)
     number = save(repository, small, 9)
+    # Whatever was announced when the process died keeps nobody from pinning.
+    repository.pin("next", number)
+    repository.unpin("next")
     if number <= max([*known, *found, *operation.retires], default=0):
         return f"the next save got number {number}"
     for gone in sorted(operation.retires.intersection(known)):

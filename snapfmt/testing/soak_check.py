@@ -44,7 +44,7 @@ def settle(repository: Repository, saved: Mapping[int, str], pinned: Mapping[str
     found.losses += [
         f"the pinned snapshot {number} is gone"
         for number in pinned.values()
-        if number not in numbers and not is_going_out(repository, number)
+        if number not in numbers
     ]
     found.retired = len(saved.keys() - set(numbers))
     _check_all(repository, found)
@@ -66,12 +66,6 @@ def settle(repository: Repository, saved: Mapping[int, str], pinned: Mapping[str
     report = repository.verify(deep=True)
     found.losses += [f"{item.path}: {item.message}" for item in [*report.damage, *report.unknown]]
     return found
-
-
-def is_going_out(repository: Repository, number: int) -> bool:
-    """Whether it is retired, and something still holds what it reaches."""
-    names = repository.store.names(f"{layout.SNAPSHOTS}/{layout.snapshot_name(number)}")
-    return layout.RETIRING in names and layout.MANIFEST not in names
 
 
 def _lost(repository: Repository, saved: Mapping[int, str], numbers: list[int]) -> list[str]:

@@ -19,7 +19,7 @@ import pytest
 from snapfmt.errors import ConflictError, NoMatch, NotFoundError, NotPublished, SnapfmtError
 from snapfmt.repository import Repository
 from snapfmt.storage.base import Store
-from snapfmt.testing import soak_check, soak_model
+from snapfmt.testing import soak_model
 from snapfmt.testing.crashes import Call, SystemCalls
 from snapfmt.testing.crew import Member, Place, Turn
 from snapfmt.transfer.copying import copy_snapshot, open_target
@@ -170,15 +170,12 @@ def pin_and_read(member: Member, repository: Repository) -> None:
         repository.pin(name, number)
     except NotPublished:
         return
+    # From here on it is promised.
     member.tell("pinned", name=name, number=number)
     for _ in range(3):
         try:
             found = soak_model.check(repository.snapshot(number))
         except SnapfmtError as error:
-            if soak_check.is_going_out(repository, number):
-                # The pin came between a retirement's look at the pins and its first step.
-                member.tell("pinned too late", number=number)
-                return
             raise AssertionError(f"the pinned snapshot {number} failed: {error}") from error
         member.tell("read", number=number, bytes=found)
         time.sleep(member.random.uniform(0.0, 0.6))

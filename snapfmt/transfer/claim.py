@@ -14,8 +14,8 @@ from snapfmt.format import canonical, layout
 from snapfmt.repository import LEASE_SECONDS, Repository
 from snapfmt.storage.base import Store
 from snapfmt.transfer.parallel import run_for
-from snapfmt.writing.collect import is_collector
 from snapfmt.writing.lease import is_over, new_lease, renewed, without_lease
+from snapfmt.writing.presence import present
 from snapfmt_schemas.attempt import Lease
 
 _CLOSE_S = 0.75
@@ -92,7 +92,7 @@ class Claim:
 
 
 def sweep(target: Repository) -> None:
-    """Remove what copiers and collectors left that are over; saves are not touched.
+    """Remove what copiers, collectors and retirements left that are over; saves are not touched.
 
     The clean-up of saves does the same on its way, but leaves the workspace in a bucket.
     """
@@ -113,18 +113,16 @@ def refuse_collectors(store: Store) -> None:
     Raises:
         RefusedError: If objects are being collected, those that the copy relies on perhaps.
     """
-    for name in store.names(layout.ATTEMPTS):
-        attempt_id = name.removesuffix(".json")
-        if layout.is_attempt_id(attempt_id) and is_collector(store, attempt_id):
-            raise RefusedError(
-                "a collection runs at the target",
-                what=attempt_id,
-                hint="copy again when it is over; what was sent is not sent again",
-            )
+    if collectors := present(store, layout.collect_key):
+        raise RefusedError(
+            "a collection runs at the target",
+            what=min(collectors),
+            hint="copy again when it is over; what was sent is not sent again",
+        )
 
 
 def _is_no_save(store: Store, attempt_id: str) -> bool:
-    return is_copier(store, attempt_id) or is_collector(store, attempt_id)
+    return any(map(store.has_workspace, layout.inner_keys(attempt_id)))
 
 
 def is_copier(store: Store, attempt_id: str) -> bool:
@@ -146,8 +144,8 @@ def _remove(store: Store, attempt_id: str) -> None:
     # One step on a disk, so that a copier which still runs loses all of it at once. In a bucket
     # there is no such workspace, and nothing is closed.
     store.fence_workspace(outer, by_owner=True)
-    store.drop_workspace(layout.copy_key(attempt_id))
-    store.drop_workspace(layout.collect_key(attempt_id))
+    for key in layout.inner_keys(attempt_id):
+        store.drop_workspace(key)
     store.drop_workspace(outer)
     store.delete(layout.lease_key(attempt_id))
 

@@ -352,9 +352,8 @@ def reclaim(store: Store, attempt_id: str, *, by_owner: bool = False) -> int:
             if layout.object_digest(key) is not None and store.size(key) is not None:
                 store.delete(key)
                 removed += 1
-    # Copiers and collectors have theirs one level down.
-    store.drop_workspace(layout.copy_key(attempt_id))
-    store.drop_workspace(layout.collect_key(attempt_id))
+    for key in layout.inner_keys(attempt_id):
+        store.drop_workspace(key)
     store.drop_workspace(workspace)
     store.delete(layout.lease_key(attempt_id))
     return removed

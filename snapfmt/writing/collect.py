@@ -8,25 +8,17 @@ Holds at any time, also after a crash (spec/v1/09-retention.md, K-12 to K-15):
   * a dry run writes nothing.
 """
 
-import contextlib
-import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from typing import Self
 
-from snapfmt.errors import (
-    CorruptError,
-    LeaseExpired,
-    MissingObject,
-    RefusedError,
-    SnapfmtError,
-)
+from snapfmt.errors import CorruptError, MissingObject, RefusedError
 from snapfmt.format import canonical, layout, pack
 from snapfmt.limits import Limits
 from snapfmt.storage.base import Store
 from snapfmt.writing.attempt import reclaim
 from snapfmt.writing.keeping import Keeping, Leaving
-from snapfmt.writing.lease import new_lease, over, renewed
+from snapfmt.writing.lease import over
+from snapfmt.writing.presence import Presence
 from snapfmt.writing.retire import remove, settle
 from snapfmt_schemas.part import PartIndex
 
@@ -36,7 +28,6 @@ SAVE = "a save runs that may have written it"
 RETIRED = "of a retired snapshot"
 ATTEMPT = "of an attempt that is over"
 ORPHAN = "reached by nothing"
-_LEASE_SECONDS = 3600.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,11 +115,14 @@ class Collecting:
         if not dry_run:
             for attempt_id in attempts:
                 reclaim(store, attempt_id)
-            with CollectClaim(store) as claim:
-                plan = self._plan(listed, without=[claim.id], dry_run=False)
+            with Presence(store, layout.collect_key) as seen:
+                plan = self._plan(listed, without=[seen.id], dry_run=False)
                 remove(store, plan.leaving, plan.standing, plan.waiting)
                 gone = [item for item in plan.objects if item.removed and item.reason != RETIRED]
-                claim.delete([item.key for item in gone])
+                for item in gone:
+                    seen.check()
+                    store.delete(item.key)
+                store.sync([item.key for item in gone])
         return CollectReport(
             dry_run=dry_run,
             objects=plan.objects,
@@ -191,59 +185,3 @@ class Collecting:
             return ""
         except (CorruptError, RefusedError):
             return None
-
-
-class CollectClaim:
-    """The lease and the workspace of one collection; whoever copies sees it."""
-
-    def __init__(self, store: Store) -> None:
-        self._store = store
-        # It saves nothing: no number, no base.
-        self._lease = new_lease(0, base=None, seconds=_LEASE_SECONDS)
-        self.id = self._lease.attempt_id
-        self._workspace = layout.collect_key(self.id)
-
-    def __enter__(self) -> Self:
-        key = layout.lease_key(self.id)
-        self._store.create(key, canonical.encode(self._lease))
-        try:
-            self._store.open_workspace(self._workspace, publishes=key)
-        except BaseException:
-            self.__exit__()
-            raise
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        # What fails here is the next clean-up's.
-        with contextlib.suppress(SnapfmtError):
-            self._store.drop_workspace(self._workspace)
-            self._store.drop_workspace(layout.workspace_key(self.id))
-            self._store.delete(layout.lease_key(self.id))
-
-    def delete(self, keys: Sequence[str]) -> None:
-        """Delete objects, as long as nobody took the collection over.
-
-        Raises:
-            LeaseExpired: If somebody did; what is left goes with the next collection.
-        """
-        for key in keys:
-            self._check()
-            self._store.delete(key)
-        self._store.sync(keys)
-
-    def _check(self) -> None:
-        left = self._lease.expires_at_ns - time.time_ns()
-        if left < 0 or not self._store.has_workspace(self._workspace):
-            raise LeaseExpired(
-                "the collection was taken over, or took too long",
-                what=self.id,
-                hint="collect again; it goes on with what is left",
-            )
-        if left < _LEASE_SECONDS * 1e9 / 2:
-            self._lease = renewed(self._lease, _LEASE_SECONDS)
-            self._store.replace(layout.lease_key(self.id), canonical.encode(self._lease))
-
-
-def is_collector(store: Store, attempt_id: str) -> bool:
-    """Whether a collection, and neither a save nor a copy, works under this id."""
-    return store.has_workspace(layout.collect_key(attempt_id))

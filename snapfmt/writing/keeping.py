@@ -112,8 +112,11 @@ class Keeping:
             found[number] = Leaving(manifest, reach, whole)
         return found
 
-    def held(self, *, without: Collection[str] = ()) -> Held:
+    def held(self, *, without: Collection[str] = (), journals: bool = True) -> Held:
         """What running saves and pins hold; attempts of these ids hold nothing.
+
+        `journals`: also the objects that running attempts have written. Leases come before pins:
+        who pins holds the one until the other is there.
 
         Raises:
             RefusedError: If one of them cannot be read.
@@ -126,14 +129,19 @@ class Keeping:
             if lease is not None:
                 found.running.add(attempt_id)
                 if lease.base is not None:
-                    found.numbers[lease.base] = f"the base of the running save {attempt_id}"
+                    found.numbers[lease.base] = (
+                        f"the base of the running save {attempt_id}"
+                        if lease.number
+                        else "being pinned"
+                    )
             elif self.store.has_workspace(workspace):
                 raise RefusedError(
                     "a save has no lease, so that nobody knows its base",
                     what=workspace,
                     hint="call clean_up, then again",
                 )
-            found.objects |= dict.fromkeys(self.store.journal(workspace), attempt_id)
+            if journals:
+                found.objects |= dict.fromkeys(self.store.journal(workspace), attempt_id)
         for name in self.store.names(layout.PINS):
             # Hidden names are documents that were being written, or those of tools.
             if not name.startswith("."):

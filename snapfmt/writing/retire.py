@@ -1,6 +1,7 @@
 """Take snapshots out of a repository: unpublished in one step, then removed object by object.
 
 Holds at any time, also after a crash (spec/v1/09-retention.md):
+  * a snapshot goes out only while its retirement is announced, and not if it is pinned then;
   * a snapshot that is published is whole;
   * an object goes only when nothing can reach it any more, as was seen after the step that took
     the last snapshot out that reached it; nothing can reach it later, since a save reaches only
@@ -9,7 +10,7 @@ Holds at any time, also after a crash (spec/v1/09-retention.md):
 """
 
 import contextlib
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 
 from snapfmt.errors import (
     ConflictError,
@@ -23,6 +24,7 @@ from snapfmt.limits import Limits
 from snapfmt.storage.base import Store
 from snapfmt.writing.attempt import reclaim
 from snapfmt.writing.keeping import Keeping, Leaving, folder
+from snapfmt.writing.presence import Presence
 from snapfmt_schemas.manifest import Manifest
 
 
@@ -39,20 +41,21 @@ class Retirement:
     def retire(self, number: int) -> None:
         """See `Repository.retire`."""
         keeping, name = self._keeping, layout.snapshot_name(number)
-        held = keeping.held()
+        held = self._held()
         if keeping.published(number) is None:
             raise NotPublished(
                 "this snapshot is not published",
                 what=name,
                 hint="run `snapfmt ls` for those that are",
             )
-        if reason := held.numbers.get(number):
+        if number not in held:
+            # All of this is needed to remove anything; better to refuse before the first step.
+            for other in keeping.numbers(layout.MANIFEST):
+                if other != number:
+                    keeping.reach(other)
+            _, held = self._take_out([number])
+        if reason := held.get(number):
             raise RefusedError(f"the snapshot is {reason}", what=name, hint="it was kept")
-        # All of this is needed to remove anything; better to refuse before the first step.
-        for other in keeping.numbers(layout.MANIFEST):
-            if other != number:
-                keeping.reach(other)
-        self._unpublish(number)
         self.finish()
 
     def spare(self, count: int) -> list[int]:
@@ -60,9 +63,9 @@ class Retirement:
         if type(count) is not int or count < 1:
             raise InputError("keep at least one snapshot", what=repr(count))
         keeping, whole, spare = self._keeping, 0, []
-        held = keeping.held()
+        held = self._held()
         for number in reversed(keeping.numbers(layout.MANIFEST)):
-            if whole >= count and number not in held.numbers:
+            if whole >= count and number not in held:
                 spare += [number] if keeping.published(number) is not None else []
             elif (reach := keeping.reach(number)) is not None:
                 # One that lost an object is no snapshot to fall back to, so it does not count.
@@ -72,9 +75,28 @@ class Retirement:
     def keep_latest(self, count: int) -> list[int]:
         """See `Repository.keep_latest`."""
         # The oldest first, so that what a crash leaves has no gap.
-        retired = [number for number in self.spare(count) if self._unpublish(number)]
+        spare = self.spare(count)
+        retired, _ = self._take_out(spare) if spare else ([], {})
         self.finish()
         return retired
+
+    def _held(self, *, without: Collection[str] = ()) -> dict[int, str]:
+        """Numbers that may not be retired now, and why."""
+        return self._keeping.held(without=without, journals=False).numbers
+
+    def _take_out(self, numbers: Sequence[int]) -> tuple[list[int], dict[int, str]]:
+        """Unpublish those that nobody holds; returns them, and why others are held.
+
+        Announced first (K-16): a pin that this look does not find looks for the announcement.
+        """
+        with Presence(self._store, layout.retire_key) as seen:
+            held = self._held(without=[seen.id])
+            retired = []
+            for number in numbers:
+                if number not in held:
+                    seen.check()
+                    retired += [number] if self._unpublish(number) else []
+        return retired, held
 
     def _unpublish(self, number: int) -> bool:
         """Take it out; False if another process did, which may have died since: go on as well."""

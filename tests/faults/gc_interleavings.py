@@ -11,6 +11,9 @@ import json
 import sys
 import time
 from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor
+from functools import partial
+from typing import Any
 
 from snapfmt.testing import gc_model
 from snapfmt.testing.gc_model import Rules, scenarios
@@ -27,35 +30,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, help="in a random order; with --limit")
     parser.add_argument("--reduce", action="store_true")
     parser.add_argument("--model", action="store_true", help="also all of the model")
+    parser.add_argument("--processes", type=int, default=1, help="scenarios at the same time")
     options = parser.parse_args(arguments)
-    world, found = World(), []
-    for name in options.scenario or SCENARIOS:
-        began = time.perf_counter()
-        seen = explore(
-            world,
-            SCENARIOS[name],
-            limit=options.limit,
-            seconds=options.seconds,
-            switches=options.switches,
-            reduce=options.reduce,
-            seed=options.seed,
-        )
-        found.append(
-            {
-                "scenario": name,
-                "tasks": len(SCENARIOS[name].tasks),
-                "switches": options.switches or SCENARIOS[name].switches,
-                "schedules": seen.schedules,
-                "covered": seen.covered,
-                "longest": seen.longest,
-                "typed_errors": seen.refused,
-                "violations": seen.violations[:10],
-                "lost_or_left": len(seen.violations),
-                "complete": seen.complete,
-                "final_states": seen.ends,
-                "seconds": round(time.perf_counter() - began, 1),
-            }
-        )
+    names, began = options.scenario or list(SCENARIOS), time.perf_counter()
+    work = partial(carry_out, options=options)
+    if options.processes > 1:
+        with ProcessPoolExecutor(options.processes) as pool:
+            found = list(pool.map(work, names))
+    else:
+        found = list(map(work, names))
+    seconds = time.perf_counter() - began
     model = {}
     if options.model:
         for name, processes in scenarios(Rules()).items():
@@ -69,6 +53,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "reduced": options.reduce,
         "complete": all(item["complete"] for item in found),
         "schedules": sum(item["schedules"] for item in found),
+        "seconds": round(seconds, 1),
+        "each_second": round(sum(item["schedules"] for item in found) / seconds, 1),
         "covered": sum(item["covered"] for item in found),
         "lost_or_left": sum(item["lost_or_left"] for item in found),
         "scenarios": found,
@@ -76,6 +62,34 @@ def main(arguments: Sequence[str] | None = None) -> int:
     }
     sys.stdout.write(json.dumps(total, indent=1) + "\n")
     return 1 if total["lost_or_left"] or any(item["lost"] for item in model.values()) else 0
+
+
+def carry_out(name: str, options: argparse.Namespace) -> dict[str, Any]:
+    """The schedules of one scenario."""
+    began = time.perf_counter()
+    seen = explore(
+        World(),
+        SCENARIOS[name],
+        limit=options.limit,
+        seconds=options.seconds,
+        switches=options.switches,
+        reduce=options.reduce,
+        seed=options.seed,
+    )
+    return {
+        "scenario": name,
+        "tasks": len(SCENARIOS[name].tasks),
+        "switches": SCENARIOS[name].switches if options.switches is None else options.switches,
+        "schedules": seen.schedules,
+        "covered": seen.covered,
+        "longest": seen.longest,
+        "typed_errors": seen.refused,
+        "violations": seen.violations[:10],
+        "lost_or_left": len(seen.violations),
+        "complete": seen.complete,
+        "final_states": seen.ends,
+        "seconds": round(time.perf_counter() - began, 1),
+    }
 
 
 if __name__ == "__main__":

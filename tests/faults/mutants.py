@@ -42,6 +42,7 @@ REPAIR_KILLED = ("tests/faults/test_repair_matrix.py", "-k", "killed")
 COLLECT = ("tests/unit/test_collect.py",)
 LOOKS = ("tests/unit/test_keeping.py",)
 PINS = ("tests/unit/test_pins.py",)
+RACES = ("tests/unit/test_pin_races.py",)
 COLLECT_ORDER = ("tests/faults/test_collect_crashes.py", "-k", "order")
 LATE = ("tests/faults/test_bucket_publications.py",)
 REQUESTS = ("tests/faults/test_bucket_faults.py",)
@@ -444,7 +445,7 @@ WRITING = (
     ),
     Mutant(
         "retire-held", "writing/retire.py",
-        "if reason := held.numbers.get(number):", "if reason := None:",
+        "if reason := held.get(number):", "if reason := None:",
         only(RETIRE, "builds_on_is_not_retired or pinned"),
     ),
     Mutant(
@@ -471,8 +472,7 @@ WRITING = (
     ),
     Mutant(
         "retire-running-saves", "writing/keeping.py",
-        "            found.objects |= dict.fromkeys(self.store.journal(workspace), attempt_id)\n",
-        "",
+        "            if journals:\n", "            if False:\n",
         only(RETIRE, "running_save_wrote"),
     ),
     Mutant(
@@ -806,19 +806,103 @@ COLLECTING = (
     ),
     Mutant(
         "pin-look-before", "writing/pins.py",
-        "    if store.size(manifest) is None:\n        raise gone\n    key", "    key", PINS,
+        "    _check_published(store, number)\n    # A", "    # A", only(RACES, "refused_writes"),
     ),
     Mutant(
         "pin-look-after", "writing/pins.py",
-        "    if store.size(manifest) is None:\n        store.delete(key)\n        raise gone\n", "",
-        PINS,
+        "        _check_published(store, number)\n        _make", "        _make",
+        only(RACES, "just_before"),
     ),
     Mutant(
-        "pin-taken-back", "writing/pins.py",
-        "        store.delete(key)\n        raise gone\n", "        raise gone\n", PINS,
+        "pin-lease-first", "writing/pins.py",
+        "    store.create(held, canonical.encode(lease))\n    try:\n"
+        "        _let_retirements_end(store, number, limits)\n",
+        "    _let_retirements_end(store, number, limits)\n"
+        "    store.create(held, canonical.encode(lease))\n    try:\n",
+        only(RACES, "before_the_lease"),
     ),
     Mutant(
-        "pin-conflict", "writing/pins.py", "if pinned(store, key, limits) != number:",
+        "pin-lease-names-it", "writing/pins.py",
+        "new_lease(0, base=number,", "new_lease(0, base=None,",
+        only(RACES, "leaves_it"),
+    ),
+    Mutant(
+        "pin-waits", "writing/pins.py",
+        "        _let_retirements_end(store, number, limits)\n", "",
+        only(RACES, "may_have_looked or waits_for"),
+    ),
+    Mutant(
+        "pin-gives-up", "writing/pins.py",
+        "    if _still(store, running, limits):", "    if False:",
+        only(RACES, "may_have_looked"),
+    ),
+    Mutant(
+        "pin-waits-for-those-before", "writing/pins.py",
+        "return {item for item in running if store.has_workspace(layout.retire_key(item))}",
+        "return present(store, layout.retire_key)", only(RACES, "announced_later"),
+    ),
+    Mutant(
+        "pin-reclaims", "writing/pins.py", "            reclaim(store, attempt_id)\n",
+        "            pass\n", only(RACES, "not_block_pins"),
+    ),
+    Mutant(
+        "pin-reclaims-what-is-over", "writing/pins.py",
+        "running.intersection(over(store, limits))", "running", only(RACES, "may_have_looked"),
+    ),
+    Mutant(
+        "pin-settles", "writing/pins.py", "        _let_it_settle(store, number)\n", "",
+        only(RACES, "two_requests"),
+    ),
+    Mutant(
+        "pin-lease-lost", "writing/pins.py", "        if store.size(held) is None:",
+        "        if False:", only(RACES, "taken_away"),
+    ),
+    Mutant(
+        "pin-lease-given-back", "writing/pins.py",
+        "            store.delete(held)\n", "            pass\n", only(RACES, "leaves_it"),
+    ),
+    Mutant(
+        "pin-lease-to-the-end", "writing/pins.py",
+        "        _make(store, found, limits)\n        if store.size(held) is None:",
+        "        lost = store.size(held) is None\n        store.delete(held)\n"
+        "        _make(store, found, limits)\n        if lost:", only(RACES, "the_lease_goes"),
+    ),
+    Mutant(
+        "retire-announced", "writing/retire.py",
+        "        with Presence(self._store, layout.retire_key) as seen:",
+        "        with Presence(self._store, layout.collect_key) as seen:",
+        only(RACES, "may_have_looked"),
+    ),
+    Mutant(
+        "retire-looks-again", "writing/retire.py",
+        "            held = self._held(without=[seen.id])\n", "            held = {}\n",
+        only(RACES, "looked_at_again"),
+    ),
+    Mutant(
+        "retire-looks-when-announced", "writing/retire.py",
+        "        with Presence(self._store, layout.retire_key) as seen:\n"
+        "            held = self._held(without=[seen.id])\n",
+        "        held = self._held()\n"
+        "        with Presence(self._store, layout.retire_key) as seen:\n",
+        only(RACES, "looked_at_again"),
+    ),
+    Mutant(
+        "retire-looks-before-each", "writing/retire.py",
+        "                    seen.check()\n                    retired +=",
+        "                    retired +=", only(RACES, "taken_for_dead or before_each_step"),
+    ),
+    Mutant(
+        "retire-nothing-announced", "writing/retire.py",
+        "self._take_out(spare) if spare else ([], {})", "self._take_out(spare)",
+        only(RACES, "nothing_goes"),
+    ),
+    Mutant(
+        "retire-refused-unannounced", "writing/retire.py",
+        "        if number not in held:\n            # All", "        if True:\n            # All",
+        only(RACES, "nothing_goes"),
+    ),
+    Mutant(
+        "pin-conflict", "writing/pins.py", "if pinned(store, key, limits) != found.number:",
         "if False:", PINS,
     ),
     Mutant(
@@ -887,7 +971,7 @@ COLLECTING = (
     ),
     Mutant(
         "collect-not-held-by-itself", "writing/collect.py",
-        "without=[claim.id]", "without=()", only(COLLECT, "names_nobody"),
+        "without=[seen.id]", "without=()", only(COLLECT, "names_nobody"),
     ),
     Mutant(
         "collect-standing", "writing/collect.py", "if key in standing:", "if False:",
@@ -911,46 +995,47 @@ COLLECTING = (
         only(COLLECT, "names_nobody"),
     ),
     Mutant(
-        "collect-own-workspace", "writing/collect.py",
+        "collect-own-workspace", "writing/presence.py",
         "            self._store.open_workspace(self._workspace, publishes=key)\n",
         "            pass\n", only(COLLECT, "orphans_go"),
     ),
     Mutant(
-        "collect-workspace-seen", "writing/collect.py",
-        "    return store.has_workspace(layout.collect_key(attempt_id))", "    return False",
+        "collect-workspace-seen", "writing/presence.py",
+        "and store.has_workspace(workspace(attempt_id))", "and False",
         only(COLLECT, "are_collected"),
     ),
     Mutant(
-        "collect-left-behind", "writing/collect.py",
+        "collect-left-behind", "writing/presence.py",
         "            self._store.delete(layout.lease_key(self.id))\n", "",
         only(COLLECT, "orphans_go"),
     ),
     Mutant(
-        "collect-workspace-left-behind", "writing/collect.py",
+        "collect-workspace-left-behind", "writing/presence.py",
         "            self._store.drop_workspace(self._workspace)\n", "",
         only(COLLECT, "orphans_go"),
     ),
     Mutant(
-        "collect-taken-over", "writing/collect.py",
+        "collect-taken-over", "writing/presence.py",
         "if left < 0 or not self._store.has_workspace(self._workspace):", "if left < 0:",
         only(COLLECT, "taken_over"),
     ),
     Mutant(
-        "collect-ran-out", "writing/collect.py",
+        "collect-ran-out", "writing/presence.py",
         "if left < 0 or not self._store.has_workspace(self._workspace):",
         "if not self._store.has_workspace(self._workspace):", only(COLLECT, "taken_over"),
     ),
     Mutant(
-        "collect-renewal", "writing/collect.py", "if left < _LEASE_SECONDS * 1e9 / 2:", "if False:",
+        "collect-renewal", "writing/presence.py",
+        "if left < _LEASE_SECONDS * 1e9 / 2:", "if False:",
         only(COLLECT, "renews"),
     ),
     Mutant(
-        "collect-sync", "writing/collect.py", "        self._store.sync(keys)\n", "",
-        COLLECT_ORDER,
+        "collect-sync", "writing/collect.py",
+        "                store.sync([item.key for item in gone])\n", "", COLLECT_ORDER,
     ),
     Mutant(
         "reclaim-collectors", "writing/attempt.py",
-        "    store.drop_workspace(layout.collect_key(attempt_id))\n", "",
+        "    for key in layout.inner_keys(attempt_id):\n        store.drop_workspace(key)\n", "",
         only(COLLECT, "taken_over"),
     ),
     Mutant(
@@ -959,7 +1044,7 @@ COLLECTING = (
     ),
     Mutant(
         "claim-sweep-collectors", "transfer/claim.py",
-        "return is_copier(store, attempt_id) or is_collector(store, attempt_id)",
+        "return any(map(store.has_workspace, layout.inner_keys(attempt_id)))",
         "return is_copier(store, attempt_id)", only(COLLECT, "does_not_stop_copies"),
     ),
 )  # fmt: skip

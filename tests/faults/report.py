@@ -23,6 +23,14 @@ COMMANDS = {
     "damages": ["damages.py"],
     "repairs": ["damages.py", "--repair"],
     "fuzz": ["fuzz.py"],
+    "interleavings": [
+        "gc_interleavings.py",
+        "--reduce",
+        "--model",
+        "--limit=20000",
+        "--seed=1",
+        "--processes=2",
+    ],
     "soak": ["soak.py", "--saves=1000", "--rounds=5"],
     "soak_s3": ["soak.py", "--saves=300", "--rounds=3", "--store=s3"],
     "crowd": ["crowd.py", "--processes=64", "--seconds=120"],
@@ -160,6 +168,47 @@ def fuzz(found: dict[str, Any]) -> list[str]:
     ]
 
 
+def interleavings(found: dict[str, Any]) -> list[str]:
+    head = ("beside each other", "switches", "schedules", "they stand for", "all", "final states")
+    model = found["model"].items()
+    return [
+        "## Interleavings of savers, pins, retirements and collectors",
+        "",
+        (
+            f"{found['schedules']} schedules of the real code on a bucket in memory, one request "
+            f"at a time; they stand for {found['covered']}, that go through the same states with "
+            f"the same sights. {found['lost_or_left']} of them lost or left an object, or broke "
+            f"the promise of a pin. {found['seconds']} s, {found['each_second']} schedules a "
+            "second."
+        ),
+        "",
+        *table(
+            head,
+            (
+                (
+                    item["scenario"],
+                    item["switches"],
+                    item["schedules"],
+                    item["covered"],
+                    "yes" if item["complete"] else "no",
+                    item["final_states"],
+                )
+                for item in found["scenarios"]
+            ),
+        ),
+        "",
+        "All interleavings of the model of the rules, without a bound on switches:",
+        "",
+        *table(
+            ("beside each other", "states", "interleavings", "lost"),
+            (
+                (name, item["states"], f"{item['interleavings']:.1e}", item["lost"])
+                for name, item in model
+            ),
+        ),
+    ]
+
+
 PLACES = {
     "local": "a local disk",
     "s3": "SeaweedFS, through a proxy that spoils requests",
@@ -177,8 +226,7 @@ def soak(found: dict[str, Any]) -> list[str]:
             f"{found['asked']} ({found['saves_on_a_base']} on a base), {found['kills']} kills, "
             f"{found['pauses']} pauses, {found['faults']} faults, {found['restores']} restores, "
             f"{found['pushes']} pushes, {found['reads']} snapshots read meanwhile, "
-            f"{found['pins']} pins ({found['pinned_too_late']} of them while the snapshot was "
-            "being retired: its objects stayed, but it was no longer published), "
+            f"{found['pins']} pins, each of which held until it was taken away, "
             f"{found['bytes_checked']} bytes "
             f"compared: {found['losses']} losses, {found['leaks']} leaks, "
             f"{len(found['violations'])} other violations. {found['rounds']} repositories; "
@@ -241,6 +289,7 @@ def report(folder: Path) -> str:
         damages,
         repairs,
         fuzz,
+        interleavings,
         soak,
         soak,
         crowd,

@@ -148,7 +148,6 @@ def soak(
         "faults": heard.faults.total(),
         "restores": heard.counts["restored"],
         "pins": heard.counts["pinned"],
-        "pinned_too_late": heard.counts["pinned too late"],
         "pushes": heard.counts["pushed"],
         **heard.figures(places),
         "violations": heard.violations[:20] + ["it did not settle"] * (len(places) < 2),

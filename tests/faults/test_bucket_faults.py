@@ -9,6 +9,7 @@ import pytest
 
 from snapfmt import Repository
 from snapfmt.errors import (
+    NotPublished,
     OutcomeUnknownError,
     SnapfmtError,
     StorageError,
@@ -29,6 +30,7 @@ from snapfmt.testing.bucket_world import (
 from snapfmt.testing.client_faults import FAULTS, Fault, FaultyClient, Request
 from snapfmt.testing.samples import contents, needed, save_on, stored
 from snapfmt.writing import lease as lease_module
+from snapfmt.writing import pins
 
 Action = Callable[[Repository], Any]
 INTERRUPT = Fault("interrupt", "late", KeyboardInterrupt, recovers=False)
@@ -219,6 +221,65 @@ def check_retirement(
     }, where
     assert repository.leases() == [], where
     whole(repository, where, leftovers=bool(client.arrived))
+
+
+# Pins
+
+
+@pytest.mark.req("K-17")
+@pytest.mark.usefixtures("all_dead")
+@pytest.mark.parametrize("times", TIMES)
+@pytest.mark.parametrize("name", sorted(FAULTS.keys() - SAME))
+def test_a_pin_after_a_retirement_that_failed_at_any_write(
+    origin: MemoryClient, monkeypatch: pytest.MonkeyPatch, name: str, times: str
+) -> None:
+    """What is on its way arrives while the pin waits, and then the pin holds or was not made."""
+    retire, _ = RETIREMENTS["the base of another"]
+    save(repository_on(origin), 2)
+    made: collections.Counter[bool] = collections.Counter()
+    for at, request in enumerate(count(origin, retire)):
+        if request.verb not in ("create", "put", "delete"):
+            continue
+        client = FaultyClient(origin.copy(), FAULTS[name], at, TIMES[times], late_by=1000)
+        run(client, retire)
+        client.heal()
+        monkeypatch.setattr(pins.time, "sleep", lambda _, late=client: late.deliver())
+        repository = repository_on(client)
+        with contextlib.suppress(NotPublished):
+            repository.pin("x", 1)
+        pinned = repository.pins() == {"x": 1}
+        made[pinned] += 1
+        client.deliver()
+        assert (1 in repository.numbers()) == pinned, (at, request)
+        repository.keep_latest(1)
+        assert repository.numbers() == ([1, 2] if pinned else [2]), (at, request)
+        whole(repository, (at, request), leftovers=pinned or bool(client.arrived))
+    assert made[True] or (FAULTS[name].recovers and times == "once") or name == "applied twice"
+
+
+@pytest.mark.req("K-17")
+@pytest.mark.usefixtures("all_dead")
+@pytest.mark.parametrize("name", sorted(FAULTS.keys() - SAME))
+def test_a_pin_at_any_request(origin: MemoryClient, name: str) -> None:
+    save(repository_on(origin), 2)
+    for at, request in enumerate(count(origin, pin_1)):
+        client = FaultyClient(origin.copy(), FAULTS[name], at, for_good=True)
+        outcome = run(client, pin_1)
+        client.heal()
+        repository = repository_on(client)
+        if not isinstance(outcome, BaseException):
+            assert repository.keep_latest(1) == [], (at, request)
+        client.deliver()
+        repository.pin("x", 1)
+        assert repository.keep_latest(1) == [], (at, request)
+        assert repository.numbers() == [1, 2]
+        assert repository.pins() == {"x": 1}
+        repository.clean_up()
+        assert repository.leases() == [], (at, request)
+
+
+def pin_1(repository: Repository) -> Any:
+    return repository.pin("x", 1)
 
 
 # Attempts that are given up, by their owner or by others

@@ -9,9 +9,11 @@ import pytest
 from snapfmt.format import layout
 from snapfmt.testing.gc_world import COLLECT, PIN_2, RETIRE_2, SAVE, SCENARIOS, World, explore
 from snapfmt.testing.interleaving import same_each_time, switches
+from snapfmt.writing import pins
 from snapfmt.writing.keeping import Held, Keeping
+from snapfmt.writing.retire import Retirement
 
-SAMPLE = 50
+SAMPLE = 25
 
 
 @pytest.fixture(scope="module")
@@ -20,7 +22,7 @@ def world() -> World:
     return World()
 
 
-@pytest.mark.req("K-8", "K-12", "K-13")
+@pytest.mark.req("K-8", "K-12", "K-13", "K-16", "K-17")
 @pytest.mark.parametrize("name", SCENARIOS)
 def test_a_sample_of_the_schedules_loses_nothing(world: World, name: str) -> None:
     seen = explore(world, SCENARIOS[name], limit=SAMPLE, reduce=True, seed=5)
@@ -111,6 +113,29 @@ def test_a_rule_that_is_left_out_is_found(
     monkeypatch.setattr(Keeping, method, instead)
     seen = explore(world, SCENARIOS[name], limit=600, reduce=True, seed=seed, to_the_first=True)
     assert any("lost" in text for text in seen.violations)
+
+
+def not_looked_again(self: Retirement, *, without: Collection[str] = ()) -> dict[int, str]:
+    return {} if without else LOOK(self)
+
+
+LOOK = Retirement._held
+PIN_MUTANTS: dict[str, tuple[object, str, Any]] = {
+    "nobody waits for retirements": (pins, "_let_retirements_end", lambda *_: None),
+    "pins are not looked at again": (Retirement, "_held", not_looked_again),
+    "what is announced is not seen": (pins, "present", lambda *_: set()),
+}
+
+
+@pytest.mark.req("K-16", "K-17")
+@pytest.mark.parametrize("mutant", PIN_MUTANTS)
+def test_a_pin_that_comes_too_late_is_found(
+    world: World, monkeypatch: pytest.MonkeyPatch, mutant: str
+) -> None:
+    monkeypatch.setattr(*PIN_MUTANTS[mutant])
+    scenario = replace(SCENARIOS["pin and retire"], tasks=(PIN_2, RETIRE_2))
+    seen = explore(world, scenario, reduce=True, to_the_first=True)
+    assert any("pinned and is gone" in text for text in seen.violations)
 
 
 def test_what_running_saves_wrote_is_needed(world: World, monkeypatch: pytest.MonkeyPatch) -> None:

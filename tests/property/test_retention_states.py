@@ -18,7 +18,7 @@ from hypothesis.stateful import (
 )
 
 from snapfmt import Repository
-from snapfmt.errors import NotFoundError, RefusedError
+from snapfmt.errors import LeaseExpired, NotFoundError, RefusedError, SnapshotBusy
 from snapfmt.format import canonical, layout
 from snapfmt.limits import DEFAULT_LIMITS
 from snapfmt.storage.memory import MemoryClient
@@ -27,8 +27,10 @@ from snapfmt.testing import gc_world
 from snapfmt.testing.client_faults import patient
 from snapfmt.testing.s3_servers import S3Server
 from snapfmt.writing import lease as lease_module
+from snapfmt.writing import pins as pins_module
 from snapfmt.writing.attempt import Attempt
 from snapfmt.writing.keeping import reached
+from snapfmt.writing.presence import Presence
 
 Data = dict[str, bytes]
 NUMBERS = st.integers(0, 7)
@@ -103,9 +105,19 @@ class Retention(RuleBasedStateMachine):
         else:
             self.make_dead(attempt)
 
-    def make_dead(self, attempt: Attempt) -> None:
-        over = attempt._lease.model_copy(update={"expires_at_ns": 1})
-        self.repository.store.replace(layout.lease_key(attempt.id), canonical.encode(over))
+    def make_dead(self, owner: Attempt | Presence) -> None:
+        over = owner._lease.model_copy(update={"expires_at_ns": 1})
+        self.repository.store.replace(layout.lease_key(owner.id), canonical.encode(over))
+
+    @rule(announced=st.booleans(), base=NUMBERS)
+    def die_announced(self, announced: bool, base: int) -> None:
+        """As a retirement that died before its first step, or who died before a pin was made."""
+        if announced:
+            dead = Presence(self.repository.store, layout.retire_key)
+            self.make_dead(dead.__enter__())
+            return
+        lease = lease_module.new_lease(0, base=self.choose(base), seconds=-1.0)
+        self.repository.store.create(layout.lease_key(lease.attempt_id), canonical.encode(lease))
 
     @precondition(lambda self: self.snapshots)
     @rule(place=NUMBERS)
@@ -147,6 +159,24 @@ class Retention(RuleBasedStateMachine):
         if name not in self.pins:
             self.repository.pin(name, number)
             self.pins[name] = number
+
+    @precondition(lambda self: self.snapshots)
+    @rule(name=st.sampled_from("abc"), place=NUMBERS, died=st.booleans())
+    def pin_beside_a_retirement(self, name: str, place: int, died: bool) -> None:
+        """It is announced, and goes on; or it died and nobody has noticed yet."""
+        number = self.choose(place)
+        assert number is not None
+        with Presence(self.repository.store, layout.retire_key) as seen:
+            if not died:
+                with pytest.raises(SnapshotBusy):
+                    self.repository.pin(name, number)
+                seen.check()
+            elif name not in self.pins:
+                self.make_dead(seen)
+                self.repository.pin(name, number)
+                self.pins[name] = number
+                with pytest.raises(LeaseExpired):
+                    seen.check()
 
     @precondition(lambda self: self.pins)
     @rule()
@@ -218,8 +248,9 @@ def run(make: Callable[[], Repository], *, examples: int, steps: int) -> None:
 
 @pytest.fixture(autouse=True)
 def nobody_dies(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Crashed saves of this living process are over by their lease."""
+    """Crashed saves of this living process are over by their lease. No wait lasts."""
     monkeypatch.setattr(lease_module, "is_dead", lambda _: False)
+    monkeypatch.setattr(pins_module, "PAUSES_S", (0.0,))
 
 
 def test_in_memory() -> None:

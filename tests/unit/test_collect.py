@@ -27,9 +27,11 @@ from snapfmt.transfer import copying as copying_module
 from snapfmt.transfer.claim import Claim
 from snapfmt.writing import collect as collect_module
 from snapfmt.writing import lease as lease_module
+from snapfmt.writing import presence as presence_module
 from snapfmt.writing.attempt import Attempt
 from snapfmt.writing.collect import COPY, ORPHAN, PUBLISHED, RETIRED, SAVE
 from snapfmt.writing.owner import current_owner
+from snapfmt.writing.presence import Presence
 from snapfmt_schemas.attempt import Lease
 
 HOUR_NS = 3_600_000_000_000
@@ -317,7 +319,7 @@ def test_a_collection_that_was_taken_over_deletes_no_more(
     with pytest.raises(LeaseExpired, match="taken over"):
         watching(repository, "delete", first, take_over).collect()
     assert stored(repository) == lost - {first}
-    monkeypatch.setattr(collect_module, "_LEASE_SECONDS", -1.0)
+    monkeypatch.setattr(presence_module, "_LEASE_SECONDS", -1.0)
     with pytest.raises(LeaseExpired):
         repository.collect()
     assert stored(repository) == lost - {first}
@@ -451,7 +453,7 @@ def test_a_collector_that_died_does_not_stop_copies(
 ) -> None:
     source = Repository.open(tmp_path / "source", create=True, repository_id=repository.id)
     save(source, value=1)
-    claim = collect_module.CollectClaim(repository.store)
+    claim = Presence(repository.store, layout.collect_key)
     claim.__enter__()
     open_target(repository.store, source)
     with pytest.raises(RefusedError):

@@ -11,7 +11,6 @@ from snapfmt.storage.memory import MemoryClient
 from snapfmt.storage.objects import ObjectStore
 from snapfmt.testing.client_faults import patient
 from snapfmt.testing.samples import contents, save
-from snapfmt.testing.stores import WrappedStore
 
 
 @pytest.fixture(params=["disk", "bucket"])
@@ -77,22 +76,6 @@ def test_only_what_is_published_is_pinned(repository: Repository) -> None:
     for number in (1, 7):
         with pytest.raises(NotPublished):
             repository.pin("x", number)
-    assert repository.pins() == {}
-
-
-@pytest.mark.req("K-2")
-def test_a_pin_that_comes_too_late_says_so(repository: Repository) -> None:
-    """The snapshot is taken out between the first look and the pin."""
-
-    class Late(WrappedStore):
-        def create(self, key: str, data: Any) -> None:
-            if key.startswith("pins/"):
-                repository.retire(1)
-            self.inner.create(key, data)
-
-    store: Any = Late(repository.store)
-    with pytest.raises(NotPublished):
-        Repository(store, repository.document, limits=repository.limits).pin("x", 1)
     assert repository.pins() == {}
 
 
