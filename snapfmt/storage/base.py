@@ -36,6 +36,9 @@ def check_key(key: str) -> list[str]:
 class Sink(Protocol):
     """One object while it is written; invisible until it is finished."""
 
+    held: int
+    """Bytes of it that are in memory until it is finished; 0 where they are on a disk."""
+
     def write(self, data: Buffer) -> None:
         """Append bytes."""
 
@@ -43,7 +46,11 @@ class Sink(Protocol):
         """Make the object durable and visible under `key`, replacing an equal one."""
 
     def discard(self) -> None:
-        """Drop what was written; nothing becomes visible."""
+        """Drop what was written; nothing becomes visible.
+
+        What is held in memory may also be dropped by another thread while it is being finished:
+        then it may or may not become visible, and `finish` may fail.
+        """
 
 
 class Store(Protocol):

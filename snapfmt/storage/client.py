@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from snapfmt.storage.base import Buffer
+from snapfmt.storage.pieces import Body
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +39,7 @@ class ObjectClient(Protocol):
     def put(
         self,
         key: str,
-        data: Buffer,
+        data: Body,
         *,
         exclusive: bool,
         metadata: Mapping[str, str],
@@ -47,7 +47,8 @@ class ObjectClient(Protocol):
     ) -> None:
         """Write a whole object in one request; `exclusive`: unless the key exists.
 
-        `sha256` is that of `data`, for a server that compares it.
+        `sha256` is that of `data`, for a server that compares it. `data` may be `Pieces`, which
+        `bytes` joins where a client cannot send them as they are.
 
         Raises:
             ConflictError: If it exists, or is being written by someone else just now.

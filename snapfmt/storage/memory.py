@@ -6,8 +6,8 @@ import time
 from collections.abc import Iterator, Mapping
 
 from snapfmt.errors import ConflictError, MissingObject, StorageUnavailable
-from snapfmt.storage.base import Buffer
 from snapfmt.storage.client import ObjectInfo
+from snapfmt.storage.pieces import Body
 
 
 class MemoryClient:
@@ -40,7 +40,7 @@ class MemoryClient:
     def put(
         self,
         key: str,
-        data: Buffer,
+        data: Body,
         *,
         exclusive: bool,
         metadata: Mapping[str, str],

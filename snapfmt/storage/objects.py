@@ -32,7 +32,9 @@ from snapfmt.storage import probes
 from snapfmt.storage.base import CLOSED, OBJECTS, Buffer, check_key, may_be_closed
 from snapfmt.storage.client import ObjectClient, ObjectInfo
 from snapfmt.storage.faults import truncated, workspace_gone
+from snapfmt.storage.keys import folder_of, named_digest
 from snapfmt.storage.object_sink import ObjectSink
+from snapfmt.storage.pieces import Pieces
 from snapfmt.storage.retry import RetryPolicy
 
 T = TypeVar("T")
@@ -150,7 +152,7 @@ class ObjectStore:
 
     def names(self, prefix: str) -> list[str]:
         """Names directly under a folder."""
-        folder = _folder(prefix)
+        folder = folder_of(prefix)
         # Where folders are few and small; some servers still list a folder that became empty.
         deep = prefix not in ("", OBJECTS)
         found = set()
@@ -162,7 +164,7 @@ class ObjectStore:
         return sorted(found)
 
     def _all(self, prefix: str, *, deep: bool) -> list[ObjectInfo]:
-        folder = _folder(prefix)
+        folder = folder_of(prefix)
         # Whole each time: a page that is fetched again after an error must not count twice.
         return self._again(lambda: list(self._client.list(folder, deep=deep)))
 
@@ -280,11 +282,20 @@ class ObjectStore:
             raise workspace_gone(key)
         return marker
 
-    def _put_object(self, key: str, data: Buffer, workspace: str) -> None:
+    def _put_object(self, key: str, data: Pieces, workspace: str) -> None:
         """Write a content-named object; the same bytes twice are the same object."""
         check_key(key)
         self.require_workspace(workspace)
-        self._put(key, data, {WORKSPACE: workspace}, _named(key))
+
+        def send() -> None:
+            # Before every try: a part that was given up is not sent again.
+            data.check()
+            self._client.put(
+                key, data, exclusive=False, metadata={WORKSPACE: workspace}, sha256=mark
+            )
+
+        mark = named_digest(key)
+        self._again(send)
 
     def _marker(self, key: str) -> dict[str, Any] | None:
         check_key(key)
@@ -306,10 +317,8 @@ class ObjectStore:
         opened = {} if before is None else {"snapfmt-opened-ns": str(before.modified_ns)}
         self._put(marker, body, opened)
 
-    def _put(
-        self, key: str, data: Buffer, metadata: Mapping[str, str], mark: bytes | None = None
-    ) -> None:
-        mark = mark or hashlib.sha256(data).digest()
+    def _put(self, key: str, data: Buffer, metadata: Mapping[str, str]) -> None:
+        mark = hashlib.sha256(data).digest()
         self._again(
             lambda: self._client.put(key, data, exclusive=False, metadata=metadata, sha256=mark)
         )
@@ -372,27 +381,9 @@ class ObjectStore:
         raise last or StorageUnavailable("not tried", what=self.location)
 
 
-def _named(key: str) -> bytes:
-    """The digest that an object's name promises: the server compares it, so nobody hashes twice."""
-    name = key.rpartition("/")[2]
-    try:
-        mark = bytes.fromhex(name)
-    except ValueError:
-        mark = b""
-    if len(mark) != hashlib.sha256().digest_size:
-        raise InputError("an object is named by its sha256", what=key)
-    return mark
-
-
 def _unknown(key: str, cause: BaseException | None) -> OutcomeUnknownError:
     return OutcomeUnknownError(
         f"no answer tells whether it was written ({cause})",
         what=key,
         hint="look again when the server is well; nothing was deleted",
     )
-
-
-def _folder(prefix: str) -> str:
-    if prefix:
-        check_key(prefix)
-    return f"{prefix}/" if prefix else ""

@@ -25,8 +25,8 @@ from snapfmt.errors import (
     UnsupportedFeature,
     UnsupportedFilesystem,
 )
-from snapfmt.storage.base import Buffer
 from snapfmt.storage.client import ObjectInfo
+from snapfmt.storage.pieces import Body, Pieces
 from snapfmt.storage.s3_url import parse
 
 MAX_PUT: Final = 5 * 2**30
@@ -71,7 +71,7 @@ class S3Client:
     def put(
         self,
         key: str,
-        data: Buffer,
+        data: Body,
         *,
         exclusive: bool,
         metadata: Mapping[str, str],
@@ -83,7 +83,12 @@ class S3Client:
         extra: dict[str, Any] = {"IfNoneMatch": "*"} if exclusive else {}
         if sha256 is not None:
             extra["ChecksumSHA256"] = base64.b64encode(sha256).decode("ascii")
-        body = data if isinstance(data, bytes) else bytes(data)
+        if isinstance(data, Pieces):
+            from snapfmt.storage.s3_http import PieceBody
+
+            body: Any = PieceBody(data)
+        else:
+            body = data if isinstance(data, bytes) else bytes(data)
         self._call("put_object", key, Body=body, Metadata=dict(metadata), **extra)
 
     def get(self, key: str, offset: int, size: int) -> bytes:

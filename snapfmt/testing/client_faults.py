@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from typing import Any, Final, Literal, TypeVar
 
 from snapfmt.errors import ConflictError, SnapfmtError, StorageDenied, StorageUnavailable
-from snapfmt.storage.base import Buffer
 from snapfmt.storage.client import ObjectClient, ObjectInfo
+from snapfmt.storage.pieces import Body
 from snapfmt.storage.retry import RetryPolicy
 
 T = TypeVar("T")
@@ -115,7 +115,7 @@ class FaultyClient:
     def put(
         self,
         key: str,
-        data: Buffer,
+        data: Body,
         *,
         exclusive: bool,
         metadata: Mapping[str, str],

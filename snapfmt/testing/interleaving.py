@@ -18,9 +18,9 @@ from unittest import mock
 
 from snapfmt.errors import SnapfmtError
 from snapfmt.format import canonical, compat
-from snapfmt.storage.base import Buffer
 from snapfmt.storage.client import ObjectClient, ObjectInfo
 from snapfmt.storage.memory import MemoryClient
+from snapfmt.storage.pieces import Body
 from snapfmt.writing import lease
 from snapfmt_schemas.attempt import Owner
 
@@ -122,7 +122,7 @@ class _TurnClient:
     def put(
         self,
         key: str,
-        data: Buffer,
+        data: Body,
         *,
         exclusive: bool,
         metadata: Mapping[str, str],

@@ -4,21 +4,18 @@ import contextlib
 import queue
 import secrets
 import threading
-from collections import deque
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 
 from snapfmt.errors import AttemptClosed, InputError, SnapfmtError
 from snapfmt.format import digest, layout, pack
 from snapfmt.limits import MIB
 from snapfmt.storage.base import Sink, Store
+from snapfmt.writing.finishing import Finishing
 from snapfmt_schemas.part import Location
 
 QUEUE_BYTES = 64 * MIB
 """Bytes that may wait for the disk before the encoders are held up."""
-FINISHING = 2
-"""Packs that are being synced or uploaded while the next one is written."""
 
 
 @dataclass(slots=True)
@@ -69,8 +66,7 @@ class PackWriter:
         default_factory=lambda: threading.Semaphore(QUEUE_BYTES // MIB)
     )
     _thread: threading.Thread | None = None
-    _pool: ThreadPoolExecutor | None = None
-    _finishing: "deque[Future[None]]" = field(default_factory=deque)
+    _finishing: Finishing = field(default_factory=Finishing)
     _failure: BaseException | None = None
     _count: int = 0
     _interrupt: Callable[[], None] | None = None
@@ -163,6 +159,7 @@ class PackWriter:
     def discard(self) -> None:
         """Drop the pack that is open; finished ones stay for the attempt's clean-up."""
         self._failure = self._failure or AttemptClosed("the part was abandoned")
+        self._finishing.give_up()
         self._stop()
         if self._open is not None:
             self._open.sink.discard()
@@ -212,10 +209,7 @@ class PackWriter:
             self._queue.put(None)
             self._thread.join()
             self._thread = None
-        if self._pool is not None:
-            self._settle(0)
-            self._pool.shutdown()
-            self._pool = None
+        self._finishing.wait()
 
     def _raise(self) -> None:
         if self._failure is not None:
@@ -247,13 +241,11 @@ class PackWriter:
     def _handle(self, target: _OpenPack, data: digest.Buffer | None) -> None:
         if data is not None:
             target.running.update(data)
+            self._finishing.make_room(target.sink, len(data))
             target.sink.write(data)
             return
         target.ref.digest = digest.TAG + target.running.hexdigest()
-        if self._pool is None:
-            self._pool = ThreadPoolExecutor(FINISHING, thread_name_prefix="snapfmt-pack-finish")
-        self._settle(FINISHING - 1)
-        self._finishing.append(self._pool.submit(self._finish, target))
+        self._finishing.start(target.sink, lambda: self._finish(target))
 
     def _finish(self, target: _OpenPack) -> None:
         try:
@@ -263,13 +255,10 @@ class PackWriter:
             self.stored_bytes += target.size
         except BaseException as error:  # noqa: BLE001 - handed to the caller's thread
             self._failure = self._failure or error
+            # The part cannot be sealed any more: nothing else is worth a wait.
+            self._finishing.give_up()
             with contextlib.suppress(BaseException):
                 target.sink.discard()
-
-    def _settle(self, leave: int) -> None:
-        """Waits for the oldest packs that are being finished."""
-        while len(self._finishing) > leave:
-            self._finishing.popleft().result()
 
 
 def _cost(size: int) -> int:
