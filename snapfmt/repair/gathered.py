@@ -122,6 +122,11 @@ class Gathered:
         return {}
 
     @property
+    def max_object(self) -> int:
+        """Nothing is written."""
+        return 0
+
+    @property
     def read_size(self) -> int:
         """What suits the slowest."""
         return max(store.read_size for store in self._stores)

@@ -69,6 +69,10 @@ class Store(Protocol):
         """What was probed."""
 
     @property
+    def max_object(self) -> int:
+        """Bytes that one object may have."""
+
+    @property
     def read_size(self) -> int:
         """Bytes worth fetching in one request; 0 where many small reads cost no more."""
 

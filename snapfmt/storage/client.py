@@ -36,6 +36,10 @@ class ObjectClient(Protocol):
     def location(self) -> str:
         """URL that opens it again, given the same credentials; holds no secret."""
 
+    @property
+    def max_object(self) -> int:
+        """Bytes that one PUT may have."""
+
     def put(
         self,
         key: str,

@@ -12,6 +12,7 @@ import os
 import secrets
 import shutil
 import stat
+import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
@@ -69,6 +70,11 @@ class LocalStore:
     def capabilities(self) -> dict[str, bool]:
         """What the last `prepare` found."""
         return dict(self._capabilities or {})
+
+    @property
+    def max_object(self) -> int:
+        """No bound of its own."""
+        return sys.maxsize
 
     @property
     def read_size(self) -> int:

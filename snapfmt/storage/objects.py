@@ -68,6 +68,11 @@ class ObjectStore:
         return dict(self._capabilities or {})
 
     @property
+    def max_object(self) -> int:
+        """What one PUT takes."""
+        return self._client.max_object
+
+    @property
     def read_size(self) -> int:
         """A request takes as long as some MiB."""
         return READ_SIZE

@@ -68,6 +68,11 @@ class S3Client:
         """The URL, with the options that hold no secret."""
         return self._place.location
 
+    @property
+    def max_object(self) -> int:
+        """Of S3, and of those that follow it."""
+        return MAX_PUT
+
     def put(
         self,
         key: str,
@@ -78,8 +83,8 @@ class S3Client:
         sha256: bytes | None = None,
     ) -> None:
         """One PutObject, with `If-None-Match: *` if exclusive."""
-        if len(data) > MAX_PUT:
-            raise StorageError(f"one PUT holds at most {MAX_PUT} bytes", what=key)
+        if len(data) > self.max_object:
+            raise StorageError(f"one PUT holds at most {self.max_object} bytes", what=key)
         extra: dict[str, Any] = {"IfNoneMatch": "*"} if exclusive else {}
         if sha256 is not None:
             extra["ChecksumSHA256"] = base64.b64encode(sha256).decode("ascii")

@@ -98,6 +98,11 @@ class FaultyClient:
         """Of the inner client."""
         return self.inner.location
 
+    @property
+    def max_object(self) -> int:
+        """Of the inner client."""
+        return self.inner.max_object
+
     def heal(self) -> None:
         """From now on the server is well; what is on its way still arrives with `deliver`."""
         self.fault = None

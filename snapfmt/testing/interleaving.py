@@ -119,6 +119,11 @@ class _TurnClient:
         """Of the inner client."""
         return self._inner.location
 
+    @property
+    def max_object(self) -> int:
+        """Of the inner client."""
+        return self._inner.max_object
+
     def put(
         self,
         key: str,

@@ -25,6 +25,11 @@ class WrappedStore:
         return self.inner.capabilities
 
     @property
+    def max_object(self) -> int:
+        """Of the inner store."""
+        return self.inner.max_object
+
+    @property
     def read_size(self) -> int:
         """Of the inner store."""
         return self.inner.read_size

@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
-from snapfmt.errors import AttemptClosed, InputError, SnapfmtError
+from snapfmt.errors import AttemptClosed, InputError, LimitExceeded, SnapfmtError
 from snapfmt.format import digest, layout, pack
 from snapfmt.limits import MIB
 from snapfmt.storage.base import Sink, Store
@@ -69,13 +69,17 @@ class PackWriter:
     _finishing: Finishing = field(default_factory=Finishing)
     _failure: BaseException | None = None
     _count: int = 0
+    _what: str = ""
     _interrupt: Callable[[], None] | None = None
     _busy: bool = False
 
-    def begin(self, interrupt: Callable[[], None] | None = None) -> int:
+    def begin(
+        self, interrupt: Callable[[], None] | None = None, *, what: str = "", size: int = 0
+    ) -> int:
         """Start an entry; returns its offset in the current pack.
 
-        An entry that is open elsewhere is ended first, through the `interrupt` it gave.
+        An entry that is open elsewhere is ended first, through the `interrupt` it gave. `what`
+        names it in errors, and `size` is that of its bytes where it is known.
         """
         if self._busy:
             # The bytes of two entries would lie in one another.
@@ -85,8 +89,13 @@ class PackWriter:
             self._interrupt()
         self._interrupt = interrupt
         self._busy = interrupt is None
+        self._what = what
         current = self._current()
-        self._put(current, bytes(pack.padding(current.size)))
+        padding = bytes(pack.padding(current.size))
+        if current.size + len(padding) + size > self.store.max_object:
+            self._close_pack()
+            return self._current().size
+        self._put(current, padding)
         return current.size
 
     def write(self, data: digest.Buffer) -> None:
@@ -104,13 +113,15 @@ class PackWriter:
         return extent
 
     @contextlib.contextmanager
-    def writing(self) -> Iterator[list[Extent]]:
+    def writing(self, what: str, *, size: int = 0) -> Iterator[list[Extent]]:
         """One entry, written within the context; its extent is in the list afterwards.
+
+        `what` and `size` as for `begin`.
 
         On an error the entry's bytes stay in the pack and nothing names them.
         """
         extents: list[Extent] = []
-        begin = self.begin()
+        begin = self.begin(what=what, size=size)
         try:
             yield extents
         except BaseException as error:
@@ -129,14 +140,15 @@ class PackWriter:
         """Raise what made the part unusable, if something did."""
         self._raise()
 
-    def entry(self, data: digest.Buffer) -> Extent:
-        """One whole entry."""
-        with self.writing() as extents:
+    def entry(self, data: digest.Buffer, what: str) -> Extent:
+        """One whole entry; `what` names it in errors."""
+        with self.writing(what, size=len(data)) as extents:
             self.write(data)
         return extents[0]
 
     def object(self, data: bytes) -> str:
         """One document as an object of its own; returns its digest."""
+        check_fits(self.store, len(data), "the part index")
         name = digest.digest_of(data)
         sink = self.store.sink(self.workspace, f"{self._prefix()}-document")
         try:
@@ -189,6 +201,7 @@ class PackWriter:
         size = len(data)
         if size == 0:
             return
+        check_fits(self.store, target.size + size, self._what)
         if self._thread is None:
             self._thread = threading.Thread(
                 target=self._run, name="snapfmt-pack-writer", daemon=True
@@ -259,6 +272,20 @@ class PackWriter:
             self._finishing.give_up()
             with contextlib.suppress(BaseException):
                 target.sink.discard()
+
+
+def check_fits(store: Store, size: int, what: str) -> None:
+    """Whether one object of the store may have so many bytes.
+
+    Raises:
+        LimitExceeded: If not; names what the bytes are.
+    """
+    if size > store.max_object:
+        raise LimitExceeded(
+            f"an object of this storage holds at most {store.max_object} bytes",
+            what=what,
+            hint="split it over several entries or rows, or save to a disk",
+        )
 
 
 def _cost(size: int) -> int:
