@@ -116,6 +116,10 @@ class Gathered:
         """Of the first copy."""
         return self._stores[0].location
 
+    def parents(self) -> list[Store]:
+        """Nothing is made here."""
+        return []
+
     @property
     def capabilities(self) -> dict[str, bool]:
         """None: nothing is written."""

@@ -64,6 +64,9 @@ class Store(Protocol):
     def location(self) -> str:
         """Path or URL that opens this store again; holds no secret."""
 
+    def parents(self) -> "list[Store]":
+        """The places around this one, innermost first, as far as they can be looked at."""
+
     @property
     def capabilities(self) -> dict[str, bool]:
         """What was probed."""

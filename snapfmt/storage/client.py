@@ -5,7 +5,7 @@ finding out what a lost reply meant, is the work of `storage.objects.ObjectStore
 every client (spec/v1/02-storage.md).
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -35,6 +35,9 @@ class ObjectClient(Protocol):
     @property
     def location(self) -> str:
         """URL that opens it again, given the same credentials; holds no secret."""
+
+    def parents(self) -> "Sequence[ObjectClient]":
+        """The prefixes around this one, innermost first, and last the bucket itself."""
 
     @property
     def max_object(self) -> int:

@@ -39,6 +39,10 @@ class MemoryClient:
         """Opens nothing elsewhere: it is in this process only."""
         return f"memory://{self._name}"
 
+    def parents(self) -> list["MemoryClient"]:
+        """None: a name is a bucket."""
+        return []
+
     def put(
         self,
         key: str,

@@ -29,7 +29,7 @@ from snapfmt.errors import (
     UnsupportedFilesystem,
 )
 from snapfmt.storage import probes
-from snapfmt.storage.base import CLOSED, OBJECTS, Buffer, check_key, may_be_closed
+from snapfmt.storage.base import CLOSED, OBJECTS, Buffer, Store, check_key, may_be_closed
 from snapfmt.storage.client import ObjectClient, ObjectInfo
 from snapfmt.storage.faults import truncated, workspace_gone
 from snapfmt.storage.keys import folder_of, named_digest
@@ -61,6 +61,10 @@ class ObjectStore:
     def location(self) -> str:
         """URL of the bucket and the prefix."""
         return self._client.location
+
+    def parents(self) -> list[Store]:
+        """The prefixes around this one, then the bucket."""
+        return [ObjectStore(client, retry=self._retry) for client in self._client.parents()]
 
     @property
     def capabilities(self) -> dict[str, bool]:

@@ -7,6 +7,7 @@ go stale, or hide what a lost reply meant.
 
 import asyncio
 import base64
+import dataclasses
 import functools
 import os
 from collections.abc import Callable, Coroutine, Iterator, Mapping
@@ -56,6 +57,13 @@ class S3Client:
         self._place = parse(url, options)
         self._bucket, self._prefix = self._place.bucket, self._place.prefix
         self._opened: tuple[int, Any] | None = None
+
+    def parents(self) -> "list[S3Client]":
+        """One for each step of the prefix, and one for the bucket."""
+        steps = self._prefix.split("/") if self._prefix else []
+        prefixes = ["/".join(steps[:count]) for count in reversed(range(len(steps)))]
+        places = [dataclasses.replace(self._place, prefix=prefix) for prefix in prefixes]
+        return [S3Client(place.location, place.options) for place in places]
 
     def __reduce__(self) -> NoReturn:
         # It may hold a secret key.

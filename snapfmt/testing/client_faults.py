@@ -2,7 +2,7 @@
 
 import contextlib
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal, TypeVar
 
@@ -97,6 +97,10 @@ class FaultyClient:
     def location(self) -> str:
         """Of the inner client."""
         return self.inner.location
+
+    def parents(self) -> Sequence[ObjectClient]:
+        """Of the inner client."""
+        return self.inner.parents()
 
     @property
     def max_object(self) -> int:

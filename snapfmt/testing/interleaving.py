@@ -119,6 +119,10 @@ class _TurnClient:
         """Of the inner client."""
         return self._inner.location
 
+    def parents(self) -> Sequence[ObjectClient]:
+        """Of the inner client."""
+        return self._inner.parents()
+
     @property
     def max_object(self) -> int:
         """Of the inner client."""

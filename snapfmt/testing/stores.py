@@ -19,6 +19,10 @@ class WrappedStore:
         """Of the inner store."""
         return self.inner.location
 
+    def parents(self) -> list[Store]:
+        """Of the inner store."""
+        return self.inner.parents()
+
     @property
     def capabilities(self) -> dict[str, bool]:
         """Of the inner store."""
