@@ -22,6 +22,7 @@ COMMANDS = {
     "mutants": ["mutants.py"],
     "damages": ["damages.py"],
     "repairs": ["damages.py", "--repair"],
+    "bucket_gc": ["bucket_gc.py"],
     "fuzz": ["fuzz.py"],
     "soak": ["soak.py", "--saves=1000", "--rounds=5"],
     "soak_s3": ["soak.py", "--saves=300", "--rounds=3", "--store=s3"],
@@ -135,6 +136,27 @@ def repairs(found: dict[str, Any]) -> list[str]:
     ]
 
 
+def bucket_gc(found: dict[str, Any]) -> list[str]:
+    share = "every one" if found["stride"] == 1 else f"one in {found['stride']}"
+    asked = ", ".join(f"{count} of {name}" for name, count in found["requests"].items())
+    names = sorted({end for ends in found["ends"].values() for end in ends})
+    return [
+        "## Collections and retirements in a bucket",
+        "",
+        (
+            f"{found['cases']} cases ({share}) of a request that fails in some way, once or for "
+            f"good ({asked}); {found['problems']} problems: nothing that is published or that a "
+            "running save has written was lost, that save published, and the next collection "
+            f"finished all of it. {found['seconds']} s."
+        ),
+        "",
+        *table(
+            ("action, fault", *names),
+            ((name, *(ends.get(end, 0) for end in names)) for name, ends in found["ends"].items()),
+        ),
+    ]
+
+
 def fuzz(found: dict[str, Any]) -> list[str]:
     return [
         "## Hostile input",
@@ -240,6 +262,7 @@ def report(folder: Path) -> str:
         mutants,
         damages,
         repairs,
+        bucket_gc,
         fuzz,
         soak,
         soak,
