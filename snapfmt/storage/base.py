@@ -1,6 +1,6 @@
 """What a storage backend must do: keys and bytes, and nothing else (spec/v1/02-storage.md)."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from typing import Final, Protocol
 
 from snapfmt.errors import FormatError
@@ -111,8 +111,11 @@ class Store(Protocol):
     def walk(self, prefix: str) -> Iterator[tuple[str, int]]:
         """Every key under a folder, with its size, in order."""
 
-    def sizes(self, prefix: str) -> dict[str, int]:
-        """What `size` tells of every key under a folder, in few requests."""
+    def holding(self, prefix: str, name: str) -> list[str]:
+        """Folders directly under one in which `size` finds a document of this name, in order."""
+
+    def folders(self, prefix: str, *, but: Collection[str] = ()) -> dict[str, frozenset[str]]:
+        """What `names` tells of every folder directly under one, but these; in few requests."""
 
     def names(self, prefix: str) -> list[str]:
         """Names directly under a folder, in order; empty if there is none."""

@@ -1,9 +1,10 @@
 """What the keys of a bucket say."""
 
 import hashlib
+from collections.abc import Collection, Iterable
 
 from snapfmt.errors import InputError
-from snapfmt.storage.base import check_key
+from snapfmt.storage.base import check_key, may_be_closed
 
 
 def named_digest(key: str) -> bytes:
@@ -31,3 +32,17 @@ def folder_of(prefix: str) -> str:
     if prefix:
         check_key(prefix)
     return f"{prefix}/" if prefix else ""
+
+
+def by_folder(
+    above: str, listed: Iterable[tuple[str, int]], but: Collection[str]
+) -> dict[str, frozenset[str]]:
+    """Names in each folder below `above`, of keys and sizes; a closed one is not there."""
+    found: dict[str, set[str]] = {}
+    for key, size in listed:
+        folder, below, rest = key[len(above) :].partition("/")
+        if below and folder not in but:
+            names = found.setdefault(folder, set())
+            if not may_be_closed(key, size):
+                names.add(rest.partition("/")[0])
+    return {folder: frozenset(names) for folder, names in sorted(found.items())}

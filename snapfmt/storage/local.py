@@ -13,7 +13,7 @@ import secrets
 import shutil
 import stat
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
 
 from snapfmt.errors import (
@@ -32,6 +32,7 @@ from snapfmt.storage.posix import (
     create_unnamed,
     fsync_directory,
     fsync_file,
+    holders,
     open_beneath,
     probe,
     size_beneath,
@@ -168,10 +169,18 @@ class LocalStore:
                 found.remove(PUBLISHED)
         return found
 
-    def sizes(self, prefix: str) -> dict[str, int]:
-        """Of regular files only."""
-        found = {key: self.size(key) for key, _ in self.walk(prefix)}
-        return {key: size for key, size in found.items() if size is not None}
+    def holding(self, prefix: str, name: str) -> list[str]:
+        """By a look at each, without opening any."""
+        try:
+            found = sorted(holders(self._root, prefix, name))
+        except OSError as error:
+            raise typed(error, prefix) from error
+        return [at for at, size in found if not self._is_closed(f"{prefix}/{at}/{name}", size)]
+
+    def folders(self, prefix: str, *, but: Collection[str] = ()) -> dict[str, frozenset[str]]:
+        """One after the other."""
+        inner = [name for name in self.names(prefix) if name not in but]
+        return {name: frozenset(self.names(f"{prefix}/{name}")) for name in inner}
 
     def _is_closed(self, key: str, size: int) -> bool:
         """Looks into it, since a file may have been cut to any size."""

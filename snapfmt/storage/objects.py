@@ -14,7 +14,7 @@ import contextlib
 import hashlib
 import json
 import secrets
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Any, Final, TypeVar
 
 from snapfmt.errors import (
@@ -31,8 +31,8 @@ from snapfmt.errors import (
 from snapfmt.storage import probes
 from snapfmt.storage.base import CLOSED, OBJECTS, Buffer, Store, check_key, may_be_closed
 from snapfmt.storage.client import ObjectClient, ObjectInfo
-from snapfmt.storage.faults import truncated, workspace_gone
-from snapfmt.storage.keys import folder_of, named_digest
+from snapfmt.storage.faults import outcome_unknown, truncated, workspace_gone
+from snapfmt.storage.keys import by_folder, folder_of, named_digest
 from snapfmt.storage.object_sink import ObjectSink
 from snapfmt.storage.pieces import Pieces
 from snapfmt.storage.retry import RetryPolicy
@@ -155,9 +155,14 @@ class ObjectStore:
         found = ((info.key, info.size) for info in self._all(prefix, deep=True))
         yield from sorted(item for item in found if not may_be_closed(*item))
 
-    def sizes(self, prefix: str) -> dict[str, int]:
+    def holding(self, prefix: str, name: str) -> list[str]:
         """From one listing."""
-        return dict(self.walk(prefix))
+        return [folder for folder, names in self.folders(prefix).items() if name in names]
+
+    def folders(self, prefix: str, *, but: Collection[str] = ()) -> dict[str, frozenset[str]]:
+        """From one listing."""
+        listed = [(info.key, info.size) for info in self._all(prefix, deep=True)]
+        return by_folder(folder_of(prefix), listed, but)
 
     def names(self, prefix: str) -> list[str]:
         """Names directly under a folder."""
@@ -358,7 +363,7 @@ class ObjectStore:
             except SnapfmtError as error:
                 if not perhaps:
                     raise
-                raise _unknown(key, error) from error
+                raise outcome_unknown(key, error) from error
             try:
                 info = self._client.head(key)
             except SnapfmtError:
@@ -369,7 +374,7 @@ class ObjectStore:
                     return
                 raise ConflictError("exists already", what=key) from last
         if perhaps:
-            raise _unknown(key, last) from last
+            raise outcome_unknown(key, last) from last
         if isinstance(last, ConflictError):
             raise StorageUnavailable(
                 "the server keeps reporting a conflict on a name that is not there", what=key
@@ -388,11 +393,3 @@ class ObjectStore:
                 # It sets no condition: something else was under way at this very moment.
                 last = StorageUnavailable(error.message, what=error.what)
         raise last or StorageUnavailable("not tried", what=self.location)
-
-
-def _unknown(key: str, cause: BaseException | None) -> OutcomeUnknownError:
-    return OutcomeUnknownError(
-        f"no answer tells whether it was written ({cause})",
-        what=key,
-        hint="look again when the server is well; nothing was deleted",
-    )

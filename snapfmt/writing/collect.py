@@ -24,9 +24,9 @@ from snapfmt.errors import (
 from snapfmt.format import canonical, layout, pack
 from snapfmt.limits import Limits
 from snapfmt.storage.base import Store
-from snapfmt.writing.attempt import reclaim
 from snapfmt.writing.keeping import Keeping, Leaving
 from snapfmt.writing.lease import new_lease, over, renewed
+from snapfmt.writing.reclaim import reclaim
 from snapfmt.writing.retire import remove, settle
 from snapfmt_schemas.part import PartIndex
 

@@ -390,21 +390,22 @@ WRITING = (
         only(ATTEMPT, "unknown"),
     ),
     Mutant(
-        "attempt-reclaim-fence", "writing/attempt.py",
+        "attempt-reclaim-fence", "writing/reclaim.py",
         "    store.fence_workspace(workspace, by_owner=by_owner)\n", "",
         only(ATTEMPT, "take_over or taken_over or mid_clean_up"),
     ),
     Mutant(
-        "attempt-reclaim-published", "writing/attempt.py",
-        "    if not _published(store, attempt_id):", "    if True:", only(ATTEMPT, "keeps_what"),
+        "attempt-reclaim-published", "writing/reclaim.py",
+        "    if not _published(store, attempt_id, _numbers(store, attempt_id)):", "    if True:",
+        only(ATTEMPT, "keeps_what"),
     ),
     Mutant(
-        "attempt-reclaim-in-doubt", "writing/attempt.py",
+        "attempt-reclaim-in-doubt", "writing/reclaim.py",
         "            except SnapfmtError:\n                return True\n",
         "            except SnapfmtError:\n                continue\n", only(ATTEMPT, "in_doubt"),
     ),
     Mutant(
-        "attempt-reclaim-retired", "writing/attempt.py",
+        "attempt-reclaim-retired", "writing/reclaim.py",
         "for document in (layout.MANIFEST, layout.RETIRING, layout.RETIRED):",
         "for document in (layout.MANIFEST,):", only(RETIRE, "clean_up_never_takes"),
     ),
