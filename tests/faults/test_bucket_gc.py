@@ -11,7 +11,7 @@ from snapfmt.testing.bucket_gc import ACTIONS, World, cases, run_all, world
 from snapfmt.testing.client_faults import FAULTS
 from snapfmt.writing.keeping import Held, Keeping
 
-STRIDE = 367
+STRIDE = 277
 """Has no factor in common with the numbers of requests, so that all parts of each are met."""
 
 
