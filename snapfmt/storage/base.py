@@ -8,6 +8,8 @@ from snapfmt.errors import FormatError
 Buffer = bytes | bytearray | memoryview
 OBJECTS: Final = "objects"
 """The folder of content-named objects."""
+SNAPSHOTS: Final = "snapshots"
+"""The folder of the snapshots' folders."""
 PUBLISHED: Final = "manifest.json"
 """The document whose creation is a publication."""
 

@@ -29,7 +29,7 @@ from snapfmt.errors import (
     UnsupportedFilesystem,
 )
 from snapfmt.storage import probes
-from snapfmt.storage.base import CLOSED, OBJECTS, Buffer, Store, check_key, may_be_closed
+from snapfmt.storage.base import CLOSED, OBJECTS, SNAPSHOTS, Buffer, Store, check_key, may_be_closed
 from snapfmt.storage.client import ObjectClient, ObjectInfo
 from snapfmt.storage.faults import outcome_unknown, truncated, workspace_gone
 from snapfmt.storage.keys import by_folder, folder_of, named_digest
@@ -167,8 +167,9 @@ class ObjectStore:
     def names(self, prefix: str) -> list[str]:
         """Names directly under a folder."""
         folder = folder_of(prefix)
-        # Where folders are few and small; some servers still list a folder that became empty.
-        deep = prefix not in ("", OBJECTS)
+        # Deep where folders are few and small: some servers list one that became empty. Those of
+        # snapshots never do, and a long run has thousands.
+        deep = prefix not in ("", OBJECTS, SNAPSHOTS)
         found = set()
         for info in self._all(prefix, deep=deep):
             name, below, _ = info.key[len(folder) :].partition("/")
