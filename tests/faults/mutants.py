@@ -219,7 +219,7 @@ STORAGE = (
     ),
     Mutant(
         "objects-unknown", "storage/objects.py",
-        "        if perhaps:\n            raise _unknown(key, last) from last\n", "", LATE,
+        "        if perhaps:\n            raise outcome_unknown(key, last) from last\n", "", LATE,
     ),
     Mutant(
         "objects-definite-refusal", "storage/objects.py",
@@ -246,8 +246,8 @@ STORAGE = (
     ),
     Mutant(
         "objects-put-fenced", "storage/objects.py",
-        "        check_key(key)\n        self.require_workspace(workspace)\n        self._put(",
-        "        check_key(key)\n        self._put(", MEMORY,
+        "        check_key(key)\n        self.require_workspace(workspace)\n\n        def send()",
+        "        check_key(key)\n\n        def send()", MEMORY,
     ),
     Mutant(
         "objects-closed", "storage/objects.py",
@@ -308,7 +308,7 @@ WRITING = (
     ),
     Mutant(
         "pack-alignment", "writing/pack.py",
-        "        self._put(current, bytes(pack.padding(current.size)))\n", "",
+        "        self._put(current, padding)\n", "",
         ("tests/conformance/test_golden.py",),
     ),
     Mutant(
@@ -950,7 +950,7 @@ COLLECTING = (
         COLLECT_ORDER,
     ),
     Mutant(
-        "reclaim-collectors", "writing/attempt.py",
+        "reclaim-collectors", "writing/reclaim.py",
         "    store.drop_workspace(layout.collect_key(attempt_id))\n", "",
         only(COLLECT, "taken_over"),
     ),
