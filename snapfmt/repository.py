@@ -21,12 +21,13 @@ from snapfmt.reading.snapshot import Snapshot
 from snapfmt.reading.verify import Progress, verify
 from snapfmt.storage.base import Store
 from snapfmt.storage.urls import open_store, store_at
-from snapfmt.writing.attempt import Attempt, reclaim
+from snapfmt.writing.attempt import Attempt
 from snapfmt.writing.collect import Collecting, CollectReport
 from snapfmt.writing.founding import found
 from snapfmt.writing.lease import hold, leases, new_lease, over
 from snapfmt.writing.part import PartWriter, decode_ticket
 from snapfmt.writing.pins import pin, pins, unpin
+from snapfmt.writing.reclaim import reclaim
 from snapfmt.writing.retire import Retirement
 from snapfmt_schemas.attempt import Lease, Ticket
 from snapfmt_schemas.fingerprint import Fingerprint
@@ -166,8 +167,8 @@ class Repository:
         """Numbers of the published snapshots, ascending."""
         return sorted(
             number
-            for key in self._store.sizes(layout.SNAPSHOTS)
-            if (number := layout.published_number(key)) is not None and number not in self._gone
+            for name in self._store.holding(layout.SNAPSHOTS, layout.MANIFEST)
+            if (number := layout.snapshot_number(name)) is not None and number not in self._gone
         )
 
     def snapshot(self, number: int | None = None) -> Snapshot:

@@ -45,12 +45,6 @@ def snapshot_number(name: str) -> int | None:
     return int(match[1])
 
 
-def published_number(key: str) -> int | None:
-    """Number of the snapshot whose manifest has this key, or None when it is another key."""
-    number = snapshot_number(key.removesuffix(f"/{MANIFEST}").rpartition("/")[2])
-    return number if number is not None and key == manifest_key(number) else None
-
-
 def snapshot_key(number: int, document: str) -> str:
     """Key of a document in a snapshot's folder: `MANIFEST`, `RETIRING` or `RETIRED`."""
     return f"{SNAPSHOTS}/{snapshot_name(number)}/{document}"

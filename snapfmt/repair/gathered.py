@@ -5,7 +5,7 @@ that has them under that name, or from any file of any copy, such as one that a 
 """
 
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NoReturn
 
@@ -116,10 +116,19 @@ class Gathered:
         """Of the first copy."""
         return self._stores[0].location
 
+    def parents(self) -> list[Store]:
+        """Nothing is made here."""
+        return []
+
     @property
     def capabilities(self) -> dict[str, bool]:
         """None: nothing is written."""
         return {}
+
+    @property
+    def max_object(self) -> int:
+        """Nothing is written."""
+        return 0
 
     @property
     def read_size(self) -> int:
@@ -152,9 +161,13 @@ class Gathered:
         """Of the first copy."""
         return self._stores[0].walk(prefix)
 
-    def sizes(self, prefix: str) -> dict[str, int]:
+    def holding(self, prefix: str, name: str) -> list[str]:
         """Of the first copy."""
-        return self._stores[0].sizes(prefix)
+        return self._stores[0].holding(prefix, name)
+
+    def folders(self, prefix: str, *, but: Collection[str] = ()) -> dict[str, frozenset[str]]:
+        """Of the first copy."""
+        return self._stores[0].folders(prefix, but=but)
 
     def names(self, prefix: str) -> list[str]:
         """Of the first copy."""

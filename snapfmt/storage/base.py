@@ -1,6 +1,6 @@
 """What a storage backend must do: keys and bytes, and nothing else (spec/v1/02-storage.md)."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from typing import Final, Protocol
 
 from snapfmt.errors import FormatError
@@ -8,6 +8,8 @@ from snapfmt.errors import FormatError
 Buffer = bytes | bytearray | memoryview
 OBJECTS: Final = "objects"
 """The folder of content-named objects."""
+SNAPSHOTS: Final = "snapshots"
+"""The folder of the snapshots' folders."""
 PUBLISHED: Final = "manifest.json"
 """The document whose creation is a publication."""
 
@@ -36,6 +38,9 @@ def check_key(key: str) -> list[str]:
 class Sink(Protocol):
     """One object while it is written; invisible until it is finished."""
 
+    held: int
+    """Bytes of it that are in memory until it is finished; 0 where they are on a disk."""
+
     def write(self, data: Buffer) -> None:
         """Append bytes."""
 
@@ -43,7 +48,11 @@ class Sink(Protocol):
         """Make the object durable and visible under `key`, replacing an equal one."""
 
     def discard(self) -> None:
-        """Drop what was written; nothing becomes visible."""
+        """Drop what was written; nothing becomes visible.
+
+        What is held in memory may also be dropped by another thread while it is being finished:
+        then it may or may not become visible, and `finish` may fail.
+        """
 
 
 class Store(Protocol):
@@ -57,9 +66,16 @@ class Store(Protocol):
     def location(self) -> str:
         """Path or URL that opens this store again; holds no secret."""
 
+    def parents(self) -> "list[Store]":
+        """The places around this one, innermost first, as far as they can be looked at."""
+
     @property
     def capabilities(self) -> dict[str, bool]:
         """What was probed."""
+
+    @property
+    def max_object(self) -> int:
+        """Bytes that one object may have."""
 
     @property
     def read_size(self) -> int:
@@ -97,8 +113,11 @@ class Store(Protocol):
     def walk(self, prefix: str) -> Iterator[tuple[str, int]]:
         """Every key under a folder, with its size, in order."""
 
-    def sizes(self, prefix: str) -> dict[str, int]:
-        """What `size` tells of every key under a folder, in few requests."""
+    def holding(self, prefix: str, name: str) -> list[str]:
+        """Folders directly under one in which `size` finds a document of this name, in order."""
+
+    def folders(self, prefix: str, *, but: Collection[str] = ()) -> dict[str, frozenset[str]]:
+        """What `names` tells of every folder directly under one, but these; in few requests."""
 
     def names(self, prefix: str) -> list[str]:
         """Names directly under a folder, in order; empty if there is none."""

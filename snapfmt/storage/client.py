@@ -5,11 +5,11 @@ finding out what a lost reply meant, is the work of `storage.objects.ObjectStore
 every client (spec/v1/02-storage.md).
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from snapfmt.storage.base import Buffer
+from snapfmt.storage.pieces import Body
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,10 +36,17 @@ class ObjectClient(Protocol):
     def location(self) -> str:
         """URL that opens it again, given the same credentials; holds no secret."""
 
+    def parents(self) -> "Sequence[ObjectClient]":
+        """The prefixes around this one, innermost first, and last the bucket itself."""
+
+    @property
+    def max_object(self) -> int:
+        """Bytes that one PUT may have."""
+
     def put(
         self,
         key: str,
-        data: Buffer,
+        data: Body,
         *,
         exclusive: bool,
         metadata: Mapping[str, str],
@@ -47,7 +54,8 @@ class ObjectClient(Protocol):
     ) -> None:
         """Write a whole object in one request; `exclusive`: unless the key exists.
 
-        `sha256` is that of `data`, for a server that compares it.
+        `sha256` is that of `data`, for a server that compares it. `data` may be `Pieces`, which
+        `bytes` joins where a client cannot send them as they are.
 
         Raises:
             ConflictError: If it exists, or is being written by someone else just now.

@@ -6,6 +6,7 @@ from snapfmt.errors import (
     CorruptObject,
     LeaseExpired,
     MissingObject,
+    OutcomeUnknownError,
     SnapfmtError,
     StorageDenied,
     StorageError,
@@ -52,4 +53,13 @@ def workspace_gone(workspace: str) -> LeaseExpired:
         "the attempt was abandoned or taken over; nothing was published",
         what=workspace,
         hint="start a new save",
+    )
+
+
+def outcome_unknown(key: str, cause: BaseException | None) -> OutcomeUnknownError:
+    """The error of a write of which no answer told."""
+    return OutcomeUnknownError(
+        f"no answer tells whether it was written ({cause})",
+        what=key,
+        hint="look again when the server is well; nothing was deleted",
     )

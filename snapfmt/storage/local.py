@@ -12,7 +12,8 @@ import os
 import secrets
 import shutil
 import stat
-from collections.abc import Iterable, Iterator
+import sys
+from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
 
 from snapfmt.errors import (
@@ -23,7 +24,7 @@ from snapfmt.errors import (
     StoreNotFound,
     UnsupportedFilesystem,
 )
-from snapfmt.storage.base import CLOSED, PUBLISHED, Buffer, check_key, may_be_closed
+from snapfmt.storage.base import CLOSED, PUBLISHED, Buffer, Store, check_key, may_be_closed
 from snapfmt.storage.faults import truncated, typed, workspace_gone
 from snapfmt.storage.local_sink import JOURNAL, LocalSink
 from snapfmt.storage.posix import (
@@ -31,6 +32,7 @@ from snapfmt.storage.posix import (
     create_unnamed,
     fsync_directory,
     fsync_file,
+    holders,
     open_beneath,
     probe,
     size_beneath,
@@ -44,31 +46,37 @@ class LocalStore:
     """Objects and documents as files below one folder; implements `storage.base.Store`."""
 
     def __init__(self, root: Path, *, create: bool = False) -> None:
+        """With `create`, `prepare` makes a folder that is missing."""
         self._root = Path(root)
+        self._create = create
+        self._capabilities: dict[str, bool] | None = None
         try:
-            if create:
-                self._root.mkdir(parents=True, exist_ok=True)
-            elif not self._root.is_dir():
+            if not self._root.is_dir() and (self._root.exists() or not create):
                 in_the_way = self._root.exists()
                 text = "a file stands where a folder must be" if in_the_way else "no such folder"
                 raise StoreNotFound(text, what=str(root), hint="check the path")
         except OSError as error:
-            if isinstance(error, (FileExistsError, NotADirectoryError)):
-                raise StoreNotFound(
-                    "a file stands where a folder must be", what=str(root)
-                ) from error
             raise typed(error, str(root)) from error
-        self._capabilities: dict[str, bool] | None = None
 
     @property
     def location(self) -> str:
         """Absolute path of the root."""
         return str(self._root.absolute())
 
+    def parents(self) -> list[Store]:
+        """All folders up to the root of the file system, links resolved."""
+        above = Path(os.path.realpath(self._root)).parents
+        return [LocalStore(parent) for parent in above if parent.is_dir()]
+
     @property
     def capabilities(self) -> dict[str, bool]:
         """What the last `prepare` found."""
         return dict(self._capabilities or {})
+
+    @property
+    def max_object(self) -> int:
+        """No bound of its own."""
+        return sys.maxsize
 
     @property
     def read_size(self) -> int:
@@ -85,7 +93,13 @@ class LocalStore:
         if self._capabilities is not None:
             return
         try:
+            if self._create:
+                self._root.mkdir(parents=True, exist_ok=True)
             found = probe(self._root)
+        except (FileExistsError, NotADirectoryError) as error:
+            raise StoreNotFound(
+                "a file stands where a folder must be", what=str(self._root)
+            ) from error
         except OSError as error:
             raise typed(error, str(self._root)) from error
         lacking = [name for name in ("exclusive_rename", "hard_link") if not found[name]]
@@ -155,10 +169,18 @@ class LocalStore:
                 found.remove(PUBLISHED)
         return found
 
-    def sizes(self, prefix: str) -> dict[str, int]:
-        """Of regular files only."""
-        found = {key: self.size(key) for key, _ in self.walk(prefix)}
-        return {key: size for key, size in found.items() if size is not None}
+    def holding(self, prefix: str, name: str) -> list[str]:
+        """By a look at each, without opening any."""
+        try:
+            found = sorted(holders(self._root, prefix, name))
+        except OSError as error:
+            raise typed(error, prefix) from error
+        return [at for at, size in found if not self._is_closed(f"{prefix}/{at}/{name}", size)]
+
+    def folders(self, prefix: str, *, but: Collection[str] = ()) -> dict[str, frozenset[str]]:
+        """One after the other."""
+        inner = [name for name in self.names(prefix) if name not in but]
+        return {name: frozenset(self.names(f"{prefix}/{name}")) for name in inner}
 
     def _is_closed(self, key: str, size: int) -> bool:
         """Looks into it, since a file may have been cut to any size."""

@@ -1,26 +1,28 @@
 """A bucket in this process's memory, for tests."""
 
 import hashlib
+import sys
 import threading
 import time
 from collections.abc import Iterator, Mapping
 
-from snapfmt.errors import ConflictError, MissingObject, StorageUnavailable
-from snapfmt.storage.base import Buffer
+from snapfmt.errors import ConflictError, MissingObject, StorageError, StorageUnavailable
 from snapfmt.storage.client import ObjectInfo
+from snapfmt.storage.pieces import Body
 
 
 class MemoryClient:
     """Implements `storage.client.ObjectClient`; gone with the process."""
 
-    def __init__(self, name: str = "test") -> None:
+    def __init__(self, name: str = "test", *, max_object: int = sys.maxsize) -> None:
+        self.max_object = max_object
         self._name = name
         self._lock = threading.Lock()
         self._objects: dict[str, tuple[bytes, ObjectInfo]] = {}
 
     def copy(self) -> "MemoryClient":
         """Another one that holds the same objects."""
-        other = MemoryClient(self._name)
+        other = MemoryClient(self._name, max_object=self.max_object)
         with self._lock:
             other._objects.update(self._objects)
         return other
@@ -38,16 +40,22 @@ class MemoryClient:
         """Opens nothing elsewhere: it is in this process only."""
         return f"memory://{self._name}"
 
+    def parents(self) -> list["MemoryClient"]:
+        """None: a name is a bucket."""
+        return []
+
     def put(
         self,
         key: str,
-        data: Buffer,
+        data: Body,
         *,
         exclusive: bool,
         metadata: Mapping[str, str],
         sha256: bytes | None = None,
     ) -> None:
         """Store a copy, if it has the checksum."""
+        if len(data) > self.max_object:
+            raise StorageError(f"one PUT holds at most {self.max_object} bytes", what=key)
         held = bytes(data)
         if sha256 is not None and hashlib.sha256(held).digest() != sha256:
             raise StorageUnavailable("the bytes have another checksum", what=key)

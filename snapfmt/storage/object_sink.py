@@ -3,28 +3,31 @@
 from collections.abc import Callable
 
 from snapfmt.storage.base import Buffer
+from snapfmt.storage.pieces import Pieces
 
 
 class ObjectSink:
     """Implements `storage.base.Sink`."""
 
-    def __init__(self, send: Callable[[str, Buffer], None]) -> None:
+    def __init__(self, send: Callable[[str, Pieces], None]) -> None:
         """`send` writes the whole object under a key."""
         self._send = send
-        self._pieces: list[bytes] = []
+        self._pieces = Pieces()
+        self.held = 0
 
     def write(self, data: Buffer) -> None:
         """Keep the bytes; what may still change is copied."""
-        self._pieces.append(data if isinstance(data, bytes) else bytes(data))
+        self._pieces.add(data if isinstance(data, bytes) else bytes(data))
+        self.held = len(self._pieces)
 
     def finish(self, key: str) -> None:
-        """Send it in one PUT."""
-        pieces, self._pieces = self._pieces, []
-        data = pieces[0] if len(pieces) == 1 else b"".join(pieces)
-        # Not twice in memory while it is being sent.
-        pieces.clear()
-        self._send(key, data)
+        """Send it in one PUT, as it lies there."""
+        try:
+            self._send(key, self._pieces)
+        finally:
+            self.discard()
 
     def discard(self) -> None:
-        """Forget the bytes."""
-        self._pieces.clear()
+        """Forget the bytes; a PUT that is on its way is not tried again."""
+        self._pieces.drop()
+        self.held = 0

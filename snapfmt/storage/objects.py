@@ -14,7 +14,7 @@ import contextlib
 import hashlib
 import json
 import secrets
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Any, Final, TypeVar
 
 from snapfmt.errors import (
@@ -29,10 +29,12 @@ from snapfmt.errors import (
     UnsupportedFilesystem,
 )
 from snapfmt.storage import probes
-from snapfmt.storage.base import CLOSED, OBJECTS, Buffer, check_key, may_be_closed
+from snapfmt.storage.base import CLOSED, OBJECTS, SNAPSHOTS, Buffer, Store, check_key, may_be_closed
 from snapfmt.storage.client import ObjectClient, ObjectInfo
-from snapfmt.storage.faults import truncated, workspace_gone
+from snapfmt.storage.faults import outcome_unknown, truncated, workspace_gone
+from snapfmt.storage.keys import by_folder, folder_of, named_digest
 from snapfmt.storage.object_sink import ObjectSink
+from snapfmt.storage.pieces import Pieces
 from snapfmt.storage.retry import RetryPolicy
 
 T = TypeVar("T")
@@ -60,10 +62,19 @@ class ObjectStore:
         """URL of the bucket and the prefix."""
         return self._client.location
 
+    def parents(self) -> list[Store]:
+        """The prefixes around this one, then the bucket."""
+        return [ObjectStore(client, retry=self._retry) for client in self._client.parents()]
+
     @property
     def capabilities(self) -> dict[str, bool]:
         """What the last `prepare` found."""
         return dict(self._capabilities or {})
+
+    @property
+    def max_object(self) -> int:
+        """What one PUT takes."""
+        return self._client.max_object
 
     @property
     def read_size(self) -> int:
@@ -144,15 +155,21 @@ class ObjectStore:
         found = ((info.key, info.size) for info in self._all(prefix, deep=True))
         yield from sorted(item for item in found if not may_be_closed(*item))
 
-    def sizes(self, prefix: str) -> dict[str, int]:
+    def holding(self, prefix: str, name: str) -> list[str]:
         """From one listing."""
-        return dict(self.walk(prefix))
+        return [folder for folder, names in self.folders(prefix).items() if name in names]
+
+    def folders(self, prefix: str, *, but: Collection[str] = ()) -> dict[str, frozenset[str]]:
+        """From one listing."""
+        listed = [(info.key, info.size) for info in self._all(prefix, deep=True)]
+        return by_folder(folder_of(prefix), listed, but)
 
     def names(self, prefix: str) -> list[str]:
         """Names directly under a folder."""
-        folder = _folder(prefix)
-        # Where folders are few and small; some servers still list a folder that became empty.
-        deep = prefix not in ("", OBJECTS)
+        folder = folder_of(prefix)
+        # Deep where folders are few and small: some servers list one that became empty. Those of
+        # snapshots never do, and a long run has thousands.
+        deep = prefix not in ("", OBJECTS, SNAPSHOTS)
         found = set()
         for info in self._all(prefix, deep=deep):
             name, below, _ = info.key[len(folder) :].partition("/")
@@ -162,7 +179,7 @@ class ObjectStore:
         return sorted(found)
 
     def _all(self, prefix: str, *, deep: bool) -> list[ObjectInfo]:
-        folder = _folder(prefix)
+        folder = folder_of(prefix)
         # Whole each time: a page that is fetched again after an error must not count twice.
         return self._again(lambda: list(self._client.list(folder, deep=deep)))
 
@@ -280,11 +297,20 @@ class ObjectStore:
             raise workspace_gone(key)
         return marker
 
-    def _put_object(self, key: str, data: Buffer, workspace: str) -> None:
+    def _put_object(self, key: str, data: Pieces, workspace: str) -> None:
         """Write a content-named object; the same bytes twice are the same object."""
         check_key(key)
         self.require_workspace(workspace)
-        self._put(key, data, {WORKSPACE: workspace}, _named(key))
+
+        def send() -> None:
+            # Before every try: a part that was given up is not sent again.
+            data.check()
+            self._client.put(
+                key, data, exclusive=False, metadata={WORKSPACE: workspace}, sha256=mark
+            )
+
+        mark = named_digest(key)
+        self._again(send)
 
     def _marker(self, key: str) -> dict[str, Any] | None:
         check_key(key)
@@ -306,10 +332,8 @@ class ObjectStore:
         opened = {} if before is None else {"snapfmt-opened-ns": str(before.modified_ns)}
         self._put(marker, body, opened)
 
-    def _put(
-        self, key: str, data: Buffer, metadata: Mapping[str, str], mark: bytes | None = None
-    ) -> None:
-        mark = mark or hashlib.sha256(data).digest()
+    def _put(self, key: str, data: Buffer, metadata: Mapping[str, str]) -> None:
+        mark = hashlib.sha256(data).digest()
         self._again(
             lambda: self._client.put(key, data, exclusive=False, metadata=metadata, sha256=mark)
         )
@@ -340,7 +364,7 @@ class ObjectStore:
             except SnapfmtError as error:
                 if not perhaps:
                     raise
-                raise _unknown(key, error) from error
+                raise outcome_unknown(key, error) from error
             try:
                 info = self._client.head(key)
             except SnapfmtError:
@@ -351,7 +375,7 @@ class ObjectStore:
                     return
                 raise ConflictError("exists already", what=key) from last
         if perhaps:
-            raise _unknown(key, last) from last
+            raise outcome_unknown(key, last) from last
         if isinstance(last, ConflictError):
             raise StorageUnavailable(
                 "the server keeps reporting a conflict on a name that is not there", what=key
@@ -370,29 +394,3 @@ class ObjectStore:
                 # It sets no condition: something else was under way at this very moment.
                 last = StorageUnavailable(error.message, what=error.what)
         raise last or StorageUnavailable("not tried", what=self.location)
-
-
-def _named(key: str) -> bytes:
-    """The digest that an object's name promises: the server compares it, so nobody hashes twice."""
-    name = key.rpartition("/")[2]
-    try:
-        mark = bytes.fromhex(name)
-    except ValueError:
-        mark = b""
-    if len(mark) != hashlib.sha256().digest_size:
-        raise InputError("an object is named by its sha256", what=key)
-    return mark
-
-
-def _unknown(key: str, cause: BaseException | None) -> OutcomeUnknownError:
-    return OutcomeUnknownError(
-        f"no answer tells whether it was written ({cause})",
-        what=key,
-        hint="look again when the server is well; nothing was deleted",
-    )
-
-
-def _folder(prefix: str) -> str:
-    if prefix:
-        check_key(prefix)
-    return f"{prefix}/" if prefix else ""

@@ -91,6 +91,26 @@ def size_beneath(root: Path, key: str) -> int | None:
     return status.st_size if stat.S_ISREG(status.st_mode) else None
 
 
+def holders(root: Path, prefix: str, name: str) -> Iterator[tuple[str, int]]:
+    """Folders directly below one that hold a regular file of a name, and its size; no links."""
+    try:
+        with _folder_beneath(root, prefix.split("/")) as above, os.scandir(above) as entries:
+            for entry in entries:
+                if not entry.is_dir(follow_symlinks=False):
+                    continue
+                try:
+                    status = os.stat(f"{entry.name}/{name}", dir_fd=above, follow_symlinks=False)
+                except OSError as error:
+                    if error.errno not in NOT_A_FILE:
+                        raise
+                    continue
+                if stat.S_ISREG(status.st_mode):
+                    yield entry.name, status.st_size
+    except OSError as error:
+        if error.errno not in NOT_A_FILE:
+            raise
+
+
 def create_unnamed(target: Path, data: Buffer) -> bool:
     """Create a file through one that has no name yet, so that a crash leaves nothing behind.
 

@@ -7,6 +7,7 @@ go stale, or hide what a lost reply meant.
 
 import asyncio
 import base64
+import dataclasses
 import functools
 import os
 from collections.abc import Callable, Coroutine, Iterator, Mapping
@@ -25,8 +26,8 @@ from snapfmt.errors import (
     UnsupportedFeature,
     UnsupportedFilesystem,
 )
-from snapfmt.storage.base import Buffer
 from snapfmt.storage.client import ObjectInfo
+from snapfmt.storage.pieces import Body, Pieces
 from snapfmt.storage.s3_url import parse
 
 MAX_PUT: Final = 5 * 2**30
@@ -57,6 +58,13 @@ class S3Client:
         self._bucket, self._prefix = self._place.bucket, self._place.prefix
         self._opened: tuple[int, Any] | None = None
 
+    def parents(self) -> "list[S3Client]":
+        """One for each step of the prefix, and one for the bucket."""
+        steps = self._prefix.split("/") if self._prefix else []
+        prefixes = ["/".join(steps[:count]) for count in reversed(range(len(steps)))]
+        places = [dataclasses.replace(self._place, prefix=prefix) for prefix in prefixes]
+        return [S3Client(place.location, place.options) for place in places]
+
     def __reduce__(self) -> NoReturn:
         # It may hold a secret key.
         raise InputError(
@@ -68,22 +76,32 @@ class S3Client:
         """The URL, with the options that hold no secret."""
         return self._place.location
 
+    @property
+    def max_object(self) -> int:
+        """Of S3, and of those that follow it."""
+        return MAX_PUT
+
     def put(
         self,
         key: str,
-        data: Buffer,
+        data: Body,
         *,
         exclusive: bool,
         metadata: Mapping[str, str],
         sha256: bytes | None = None,
     ) -> None:
         """One PutObject, with `If-None-Match: *` if exclusive."""
-        if len(data) > MAX_PUT:
-            raise StorageError(f"one PUT holds at most {MAX_PUT} bytes", what=key)
+        if len(data) > self.max_object:
+            raise StorageError(f"one PUT holds at most {self.max_object} bytes", what=key)
         extra: dict[str, Any] = {"IfNoneMatch": "*"} if exclusive else {}
         if sha256 is not None:
             extra["ChecksumSHA256"] = base64.b64encode(sha256).decode("ascii")
-        body = data if isinstance(data, bytes) else bytes(data)
+        if isinstance(data, Pieces):
+            from snapfmt.storage.s3_http import PieceBody
+
+            body: Any = PieceBody(data)
+        else:
+            body = data if isinstance(data, bytes) else bytes(data)
         self._call("put_object", key, Body=body, Metadata=dict(metadata), **extra)
 
     def get(self, key: str, offset: int, size: int) -> bytes:

@@ -1,8 +1,13 @@
-"""The HTTP below s3fs: no redirects. Imported when a bucket is opened."""
+"""The HTTP below s3fs: no redirects, and bodies in pieces. Imported when a bucket is opened."""
 
+from collections.abc import Iterator
 from typing import Any, Final
 
 from aiobotocore.httpsession import AIOHTTPSession
+from aiohttp.payload import Payload
+
+from snapfmt.storage.base import Buffer
+from snapfmt.storage.pieces import Pieces
 
 _REGION: Final = "x-amz-bucket-region"
 """With it AWS says in which region to ask again, and botocore does, at AWS."""
@@ -10,6 +15,33 @@ _REGION: Final = "x-amz-bucket-region"
 
 class Redirected(Exception):
     """The server points elsewhere; its argument is the status."""
+
+
+class PieceBody:
+    """A body for botocore, which wants a file or bytes; the session below sends its pieces."""
+
+    def __init__(self, pieces: Pieces) -> None:
+        self._pieces = pieces
+
+    def __len__(self) -> int:
+        return len(self._pieces)
+
+    def blocks(self) -> Iterator[Buffer]:
+        """As `Pieces`."""
+        return self._pieces.blocks()
+
+    def read(self) -> bytes:
+        """All of it; only for who does not know the pieces."""
+        return bytes(self._pieces)
+
+    def seek(self, offset: int, whence: int = 0) -> int:
+        """Nothing to do: it is always sent from its beginning."""
+        del whence
+        return offset
+
+    def tell(self) -> int:
+        """Always at the beginning."""
+        return 0
 
 
 class PlainSession(AIOHTTPSession):  # type: ignore[misc]
@@ -27,8 +59,35 @@ class _Straight:
         self._session = session
 
     async def request(self, *args: Any, **kwargs: Any) -> Any:
+        if isinstance(body := kwargs.get("data"), PieceBody):
+            kwargs["data"] = _PiecePayload(body)
+            # Asked for by botocore for every file, and not signed: not every server answers it.
+            kwargs["headers"].pop("Expect", None)
         response = await self._session.request(*args, allow_redirects=False, **kwargs)
         if 300 <= response.status < 400 and _REGION not in response.headers:
             response.close()
             raise Redirected(response.status)
         return response
+
+
+class _PiecePayload(Payload):
+    """Written block by block, each one when the one before is with the system.
+
+    One large piece would be copied into the connection's own buffer first.
+    """
+
+    _autoclose = True
+
+    def __init__(self, body: PieceBody) -> None:
+        super().__init__(body)
+        self._size = len(body)
+
+    def decode(self, encoding: str = "utf-8", errors: str = "strict") -> str:
+        """For messages about a body; none is made of this one."""
+        del encoding, errors
+        return f"{self._size} bytes"
+
+    async def write(self, writer: Any) -> None:
+        """Every block, waiting for the connection after each."""
+        for block in self._value.blocks():
+            await writer.write(block)

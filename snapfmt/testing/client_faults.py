@@ -2,13 +2,13 @@
 
 import contextlib
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal, TypeVar
 
 from snapfmt.errors import ConflictError, SnapfmtError, StorageDenied, StorageUnavailable
-from snapfmt.storage.base import Buffer
 from snapfmt.storage.client import ObjectClient, ObjectInfo
+from snapfmt.storage.pieces import Body
 from snapfmt.storage.retry import RetryPolicy
 
 T = TypeVar("T")
@@ -98,6 +98,15 @@ class FaultyClient:
         """Of the inner client."""
         return self.inner.location
 
+    def parents(self) -> Sequence[ObjectClient]:
+        """Of the inner client."""
+        return self.inner.parents()
+
+    @property
+    def max_object(self) -> int:
+        """Of the inner client."""
+        return self.inner.max_object
+
     def heal(self) -> None:
         """From now on the server is well; what is on its way still arrives with `deliver`."""
         self.fault = None
@@ -115,7 +124,7 @@ class FaultyClient:
     def put(
         self,
         key: str,
-        data: Buffer,
+        data: Body,
         *,
         exclusive: bool,
         metadata: Mapping[str, str],

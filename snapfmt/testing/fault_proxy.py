@@ -47,6 +47,8 @@ class Rule:
     first: int = 0
     times: int = 1
     delay_s: float = 0.0
+    gate: threading.Event | None = None
+    """Ends a delay before its time."""
     seen: int = 0
     fired: int = 0
 
@@ -190,7 +192,7 @@ class FaultProxy:
         self, rule: Rule, client: socket.socket, server: socket.socket, request: _Message
     ) -> None:
         """Its client has given up when it arrives, on time to meet what came after it."""
-        threading.Event().wait(rule.delay_s)
+        (rule.gate or threading.Event()).wait(rule.delay_s)
         server.sendall(request.head + request.body)
         _read(server, request)
         _reset(client)

@@ -268,9 +268,6 @@ def _names(ground: Ground) -> Prepared:
         number = layout.snapshot_number(text)
         if number is not None:
             same(text, layout.snapshot_name(number))
-        number = layout.published_number(text)
-        if number is not None:
-            same(text, layout.manifest_key(number))
         mark = layout.object_digest(text)
         if mark is not None:
             same(text, layout.object_key(mark))

@@ -7,7 +7,7 @@ by hand, an index and a pack, so that a save has no threads of its own.
 import contextlib
 import itertools
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -34,6 +34,15 @@ class _Prepared(ObjectStore):
 
     def prepare(self) -> None:
         """Nothing to do."""
+
+    def folders(self, prefix: str, *, but: Collection[str] = ()) -> dict[str, frozenset[str]]:
+        """Folder by folder: a listing of many pages is no single moment either."""
+        inner = [name for name in self.names(prefix) if name not in but]
+        return {name: frozenset(self.names(f"{prefix}/{name}")) for name in inner}
+
+    def holding(self, prefix: str, name: str) -> list[str]:
+        """From one listing."""
+        return [at for at, names in super().folders(prefix).items() if name in names]
 
 
 def open_in(client: ObjectClient, document: RepositoryDocument) -> Repository:

@@ -18,9 +18,9 @@ from unittest import mock
 
 from snapfmt.errors import SnapfmtError
 from snapfmt.format import canonical, compat
-from snapfmt.storage.base import Buffer
 from snapfmt.storage.client import ObjectClient, ObjectInfo
 from snapfmt.storage.memory import MemoryClient
+from snapfmt.storage.pieces import Body
 from snapfmt.writing import lease, pins
 from snapfmt_schemas.attempt import Owner
 
@@ -119,10 +119,19 @@ class _TurnClient:
         """Of the inner client."""
         return self._inner.location
 
+    def parents(self) -> Sequence[ObjectClient]:
+        """Of the inner client."""
+        return self._inner.parents()
+
+    @property
+    def max_object(self) -> int:
+        """Of the inner client."""
+        return self._inner.max_object
+
     def put(
         self,
         key: str,
-        data: Buffer,
+        data: Body,
         *,
         exclusive: bool,
         metadata: Mapping[str, str],

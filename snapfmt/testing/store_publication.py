@@ -105,6 +105,11 @@ class PublicationSuite(StoreCase):
         store.replace(MANIFEST, b"")
         assert again().size(MANIFEST) == 0
         assert again().names("snapshots/s1") == ["manifest.json"]
+        assert again().holding("snapshots", "manifest.json") == ["s1"]
+        assert again().holding("snapshots", "other.json") == []
+        assert again().holding("none", "manifest.json") == []
+        assert again().folders("snapshots") == {"s1": {"manifest.json"}}
+        assert again().folders("snapshots", but=["s1"]) == again().folders("none") == {}
         store.replace(MANIFEST, CLOSED)
         store.create("pins/x", CLOSED)
         for handle in (store, again()):
@@ -112,7 +117,8 @@ class PublicationSuite(StoreCase):
             assert handle.names("snapshots/s1") == []
             assert handle.names("snapshots") == ["s1"]
             assert list(handle.walk("")) == [("pins/x", len(CLOSED))]
-            assert handle.sizes("") == {"pins/x": len(CLOSED)}
+            assert handle.holding("snapshots", "manifest.json") == []
+            assert handle.folders("snapshots") == {"s1": frozenset()}
             with pytest.raises(MissingObject):
                 handle.get(MANIFEST, limit=100)
             with pytest.raises(MissingObject):
@@ -132,6 +138,11 @@ class PublicationSuite(StoreCase):
         assert again().get("snapshots/s1/manifest.json", limit=100) == b"manifest"
         assert again().names("snapshots") == ["s1"]
         assert again().names("snapshots/s1") == ["manifest.json"]
+        assert again().holding("snapshots", "manifest.json") == ["s1"]
+        assert again().holding("snapshots", "other.json") == []
+        assert again().holding("none", "manifest.json") == []
+        assert again().folders("snapshots") == {"s1": {"manifest.json"}}
+        assert again().folders("snapshots", but=["s1"]) == again().folders("none") == {}
         store.drop_workspace(WORKSPACE)
         assert again().get("snapshots/s1/manifest.json", limit=100) == b"manifest"
 

@@ -1,6 +1,6 @@
 """Stores that watch or fail, around a real one."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,10 +19,19 @@ class WrappedStore:
         """Of the inner store."""
         return self.inner.location
 
+    def parents(self) -> list[Store]:
+        """Of the inner store."""
+        return self.inner.parents()
+
     @property
     def capabilities(self) -> dict[str, bool]:
         """Of the inner store."""
         return self.inner.capabilities
+
+    @property
+    def max_object(self) -> int:
+        """Of the inner store."""
+        return self.inner.max_object
 
     @property
     def read_size(self) -> int:
@@ -49,9 +58,14 @@ class WrappedStore:
         """As the inner store."""
         return self.inner.walk(prefix)
 
-    def sizes(self, prefix: str) -> dict[str, int]:
+    def holding(self, prefix: str, name: str) -> list[str]:
         """As the inner store."""
-        return self.inner.sizes(prefix)
+        return self.inner.holding(prefix, name)
+
+    def folders(self, prefix: str, *, but: Collection[str] = ()) -> dict[str, frozenset[str]]:
+        """One after the other, so that who watches `names` sees each."""
+        inner = [name for name in self.names(prefix) if name not in but]
+        return {name: frozenset(self.names(f"{prefix}/{name}")) for name in inner}
 
     def names(self, prefix: str) -> list[str]:
         """As the inner store."""

@@ -39,7 +39,7 @@ from snapfmt.transfer.claim import (
     sweep,
 )
 from snapfmt.transfer.ground import Ground
-from snapfmt.transfer.moving import Mover, Progress, sizes
+from snapfmt.transfer.moving import Mover, Progress, check_fit, sizes
 from snapfmt.transfer.parallel import Stopped
 from snapfmt.transfer.sides import at
 from snapfmt_schemas.manifest import Manifest
@@ -120,6 +120,7 @@ def copy_snapshot(
         CommitOutcomeUnknown: If it may or may not have been published; copy again.
         CorruptError: If the source is damaged; nothing was published.
         RefusedError: If the target is another run's, or is deleting what the copy needs.
+        LimitExceeded: If the target has no objects so large; nothing was sent.
         LeaseExpired: If the copy was taken over; copy again.
         StorageError: If a storage failed; what was sent stays, and is not sent again.
     """
@@ -217,6 +218,7 @@ class _Copy:
                 workers=self._workers,
                 tick=self._check,
             )
+        check_fit(self._snapshot, self.objects, most=target.store.max_object)
         target.store.prepare()
         sweep(target)
         claim = Claim(target.store, self._number)

@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from snapfmt.errors import CorruptObject, MissingObject, SnapfmtError
+from snapfmt.errors import CorruptObject, LimitExceeded, MissingObject, SnapfmtError
 from snapfmt.format import digest, layout
 from snapfmt.limits import MIB, Limits
 from snapfmt.reading.snapshot import Snapshot
@@ -44,6 +44,40 @@ def sizes(
 
     ends = sorted(reached(store, snapshot.manifest, limits).items())
     return dict(run_all(look, ends, workers=workers, tick=tick))
+
+
+def check_fit(snapshot: Snapshot, objects: Mapping[str, int], *, most: int) -> None:
+    """Whether a target takes objects of these sizes; `most` is what one may have there.
+
+    Raises:
+        LimitExceeded: If it does not; names what lies in the largest that it refuses.
+    """
+    key = max(objects, key=objects.__getitem__, default="")
+    if not key or objects[key] <= most:
+        return
+    raise LimitExceeded(
+        f"an object holds at most {most} bytes there, and this one has {objects[key]}",
+        what=f"{key}, in which {_content(snapshot, key)} lies",
+        hint="nothing was sent; save it anew in smaller entries, or copy to a disk",
+    )
+
+
+def _content(snapshot: Snapshot, key: str) -> str:
+    """The largest entry or table that lies in an object."""
+    found = [(0, "a part index")]
+    for part in snapshot.parts():
+        found += [
+            (entry.location.size, f"entry {entry.path} of part {part.name}")
+            for entry in part.index.entries
+            if layout.object_key(entry.location.pack) == key
+        ]
+        found += [
+            (item.data.size, f"table {table.name} of part {part.name}")
+            for table in part.index.tables
+            for item in table.segments
+            if layout.object_key(item.data.pack) == key
+        ]
+    return max(found)[1]
 
 
 @dataclass(slots=True)

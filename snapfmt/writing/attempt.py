@@ -28,9 +28,8 @@ from snapfmt.errors import (
     NotFoundError,
     OutcomeUnknownError,
     SnapfmtError,
-    StorageUnavailable,
 )
-from snapfmt.format import canonical, compat, digest, layout
+from snapfmt.format import canonical, digest, layout
 from snapfmt.format.reach import check_counts, extents
 from snapfmt.limits import DEFAULT_LIMITS, Limits
 from snapfmt.reading.snapshot import Snapshot
@@ -38,6 +37,7 @@ from snapfmt.storage.base import Store
 from snapfmt.writing.base import check_reach, snapshot_of
 from snapfmt.writing.lease import renewed
 from snapfmt.writing.part import PartWriter
+from snapfmt.writing.reclaim import reclaim
 from snapfmt_schemas import redaction
 from snapfmt_schemas.attempt import Lease, Receipt, Ticket
 from snapfmt_schemas.fingerprint import Fingerprint
@@ -336,52 +336,3 @@ def _check_fingerprints(fingerprints: Sequence[Fingerprint]) -> None:
                 what=f"{item.name}.{hidden[0]}",
                 hint="leave it out before Fingerprint.of; Recipe.of does",
             )
-
-
-def reclaim(store: Store, attempt_id: str, *, by_owner: bool = False) -> int:
-    """Remove what an attempt left behind, unless it was published; returns objects removed.
-
-    The workspace is fenced first, so that its owner, should it still run, can publish nothing
-    any more. Its packs carry the attempt's id: nobody else's bytes are in them.
-    """
-    workspace = layout.workspace_key(attempt_id)
-    store.fence_workspace(workspace, by_owner=by_owner)
-    removed = 0
-    if not _published(store, attempt_id):
-        for key in store.journal(workspace):
-            if layout.object_digest(key) is not None and store.size(key) is not None:
-                store.delete(key)
-                removed += 1
-    for key in layout.inner_keys(attempt_id):
-        store.drop_workspace(key)
-    store.drop_workspace(workspace)
-    store.delete(layout.lease_key(attempt_id))
-    return removed
-
-
-def _published(store: Store, attempt_id: str) -> bool:
-    """Whether some snapshot is or was published by the attempt; in doubt, yes.
-
-    An outage is no doubt but an error: what is asked again later is not lost. A snapshot that
-    was retired counts: newer snapshots may use what the attempt wrote.
-    """
-    limit = DEFAULT_LIMITS.manifest_size
-    for name in store.names(layout.SNAPSHOTS):
-        number = layout.snapshot_number(name)
-        # In the order in which a retirement moves them, so that one of them is met.
-        for document in (layout.MANIFEST, layout.RETIRING, layout.RETIRED):
-            if number is None:
-                continue
-            try:
-                key = layout.snapshot_key(number, document)
-                data = store.get(key, limit=limit)
-                found = compat.decode_root(data, Manifest, what=key, size_limit=limit)
-            except NotFoundError:
-                continue
-            except StorageUnavailable:
-                raise
-            except SnapfmtError:
-                return True
-            if found.attempt_id == attempt_id:
-                return True
-    return False

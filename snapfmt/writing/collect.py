@@ -15,10 +15,10 @@ from snapfmt.errors import CorruptError, MissingObject, RefusedError
 from snapfmt.format import canonical, layout, pack
 from snapfmt.limits import Limits
 from snapfmt.storage.base import Store
-from snapfmt.writing.attempt import reclaim
 from snapfmt.writing.keeping import Keeping, Leaving
 from snapfmt.writing.lease import over
 from snapfmt.writing.presence import Presence
+from snapfmt.writing.reclaim import reclaim
 from snapfmt.writing.retire import remove, settle
 from snapfmt_schemas.part import PartIndex
 

@@ -228,18 +228,15 @@ class Keeping:
 
     def _documents(self) -> dict[int, frozenset[str]]:
         """What every snapshot's folder holds."""
-        found: dict[int, frozenset[str]] = {}
-        for name in self.store.names(layout.SNAPSHOTS):
+        found = dict.fromkeys(self._gone, _CLOSED)
+        known = {layout.snapshot_name(number) for number in self._gone}
+        for name, names in self.store.folders(layout.SNAPSHOTS, but=known).items():
             number = layout.snapshot_number(name)
-            if number is None:
-                continue
-            if number not in self._gone:
-                found[number] = frozenset(self.store.names(folder(number)))
-                if found[number] == _CLOSED:
+            if number is not None:
+                found[number] = names
+                if names == _CLOSED:
                     # It stays so for ever, and a long run leaves thousands of them.
                     self._gone.add(number)
-            if number in self._gone:
-                found[number] = _CLOSED
         return found
 
     def published(self, number: int) -> Manifest | None:

@@ -4,21 +4,18 @@ import contextlib
 import queue
 import secrets
 import threading
-from collections import deque
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 
-from snapfmt.errors import AttemptClosed, InputError, SnapfmtError
+from snapfmt.errors import AttemptClosed, InputError, LimitExceeded, SnapfmtError
 from snapfmt.format import digest, layout, pack
 from snapfmt.limits import MIB
 from snapfmt.storage.base import Sink, Store
+from snapfmt.writing.finishing import Finishing
 from snapfmt_schemas.part import Location
 
 QUEUE_BYTES = 64 * MIB
 """Bytes that may wait for the disk before the encoders are held up."""
-FINISHING = 2
-"""Packs that are being synced or uploaded while the next one is written."""
 
 
 @dataclass(slots=True)
@@ -69,17 +66,20 @@ class PackWriter:
         default_factory=lambda: threading.Semaphore(QUEUE_BYTES // MIB)
     )
     _thread: threading.Thread | None = None
-    _pool: ThreadPoolExecutor | None = None
-    _finishing: "deque[Future[None]]" = field(default_factory=deque)
+    _finishing: Finishing = field(default_factory=Finishing)
     _failure: BaseException | None = None
     _count: int = 0
+    _what: str = ""
     _interrupt: Callable[[], None] | None = None
     _busy: bool = False
 
-    def begin(self, interrupt: Callable[[], None] | None = None) -> int:
+    def begin(
+        self, interrupt: Callable[[], None] | None = None, *, what: str = "", size: int = 0
+    ) -> int:
         """Start an entry; returns its offset in the current pack.
 
-        An entry that is open elsewhere is ended first, through the `interrupt` it gave.
+        An entry that is open elsewhere is ended first, through the `interrupt` it gave. `what`
+        names it in errors, and `size` is that of its bytes where it is known.
         """
         if self._busy:
             # The bytes of two entries would lie in one another.
@@ -89,8 +89,13 @@ class PackWriter:
             self._interrupt()
         self._interrupt = interrupt
         self._busy = interrupt is None
+        self._what = what
         current = self._current()
-        self._put(current, bytes(pack.padding(current.size)))
+        padding = bytes(pack.padding(current.size))
+        if current.size + len(padding) + size > self.store.max_object:
+            self._close_pack()
+            return self._current().size
+        self._put(current, padding)
         return current.size
 
     def write(self, data: digest.Buffer) -> None:
@@ -108,13 +113,15 @@ class PackWriter:
         return extent
 
     @contextlib.contextmanager
-    def writing(self) -> Iterator[list[Extent]]:
+    def writing(self, what: str, *, size: int = 0) -> Iterator[list[Extent]]:
         """One entry, written within the context; its extent is in the list afterwards.
+
+        `what` and `size` as for `begin`.
 
         On an error the entry's bytes stay in the pack and nothing names them.
         """
         extents: list[Extent] = []
-        begin = self.begin()
+        begin = self.begin(what=what, size=size)
         try:
             yield extents
         except BaseException as error:
@@ -133,14 +140,15 @@ class PackWriter:
         """Raise what made the part unusable, if something did."""
         self._raise()
 
-    def entry(self, data: digest.Buffer) -> Extent:
-        """One whole entry."""
-        with self.writing() as extents:
+    def entry(self, data: digest.Buffer, what: str) -> Extent:
+        """One whole entry; `what` names it in errors."""
+        with self.writing(what, size=len(data)) as extents:
             self.write(data)
         return extents[0]
 
     def object(self, data: bytes) -> str:
         """One document as an object of its own; returns its digest."""
+        check_fits(self.store, len(data), "the part index")
         name = digest.digest_of(data)
         sink = self.store.sink(self.workspace, f"{self._prefix()}-document")
         try:
@@ -163,6 +171,7 @@ class PackWriter:
     def discard(self) -> None:
         """Drop the pack that is open; finished ones stay for the attempt's clean-up."""
         self._failure = self._failure or AttemptClosed("the part was abandoned")
+        self._finishing.give_up()
         self._stop()
         if self._open is not None:
             self._open.sink.discard()
@@ -192,6 +201,7 @@ class PackWriter:
         size = len(data)
         if size == 0:
             return
+        check_fits(self.store, target.size + size, self._what)
         if self._thread is None:
             self._thread = threading.Thread(
                 target=self._run, name="snapfmt-pack-writer", daemon=True
@@ -212,10 +222,7 @@ class PackWriter:
             self._queue.put(None)
             self._thread.join()
             self._thread = None
-        if self._pool is not None:
-            self._settle(0)
-            self._pool.shutdown()
-            self._pool = None
+        self._finishing.wait()
 
     def _raise(self) -> None:
         if self._failure is not None:
@@ -247,13 +254,11 @@ class PackWriter:
     def _handle(self, target: _OpenPack, data: digest.Buffer | None) -> None:
         if data is not None:
             target.running.update(data)
+            self._finishing.make_room(target.sink, len(data))
             target.sink.write(data)
             return
         target.ref.digest = digest.TAG + target.running.hexdigest()
-        if self._pool is None:
-            self._pool = ThreadPoolExecutor(FINISHING, thread_name_prefix="snapfmt-pack-finish")
-        self._settle(FINISHING - 1)
-        self._finishing.append(self._pool.submit(self._finish, target))
+        self._finishing.start(target.sink, lambda: self._finish(target))
 
     def _finish(self, target: _OpenPack) -> None:
         try:
@@ -263,13 +268,24 @@ class PackWriter:
             self.stored_bytes += target.size
         except BaseException as error:  # noqa: BLE001 - handed to the caller's thread
             self._failure = self._failure or error
+            # The part cannot be sealed any more: nothing else is worth a wait.
+            self._finishing.give_up()
             with contextlib.suppress(BaseException):
                 target.sink.discard()
 
-    def _settle(self, leave: int) -> None:
-        """Waits for the oldest packs that are being finished."""
-        while len(self._finishing) > leave:
-            self._finishing.popleft().result()
+
+def check_fits(store: Store, size: int, what: str) -> None:
+    """Whether one object of the store may have so many bytes.
+
+    Raises:
+        LimitExceeded: If not; names what the bytes are.
+    """
+    if size > store.max_object:
+        raise LimitExceeded(
+            f"an object of this storage holds at most {store.max_object} bytes",
+            what=what,
+            hint="split it over several entries or rows, or save to a disk",
+        )
 
 
 def _cost(size: int) -> int:

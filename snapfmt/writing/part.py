@@ -25,7 +25,7 @@ from snapfmt.errors import (
     NoMatch,
     SnapfmtError,
 )
-from snapfmt.format import canonical, digest, jsonl, layout
+from snapfmt.format import canonical, digest, jsonl, layout, pack
 from snapfmt.format.digest import Buffer
 from snapfmt.format.reach import check_counts
 from snapfmt.limits import DEFAULT_LIMITS
@@ -34,7 +34,7 @@ from snapfmt.storage.base import Store
 from snapfmt.writing.base import open_base, part_of, segments_of
 from snapfmt.writing.convert import converter_for
 from snapfmt.writing.lines import PreparedLine, prepare
-from snapfmt.writing.pack import Extent, PackWriter
+from snapfmt.writing.pack import Extent, PackWriter, check_fits
 from snapfmt.writing.table import TableWriter
 from snapfmt_schemas import redaction
 from snapfmt_schemas._base import Record
@@ -87,15 +87,20 @@ class PartWriter:
 
         Raises:
             InputError: If the path is taken or not a relative, normalised one.
+            LimitExceeded: If the storage has no object so large, as a bucket above 5 GiB.
             StorageError: If it cannot be written.
         """
         self._check_open()
         self._claim(path)
         if not hasattr(data, "__iter__"):
             raise InputError(f"bytes expected, not {type(data).__name__}", what=path)
-        pieces = [data] if isinstance(data, (bytes, bytearray, memoryview)) else data
+        pieces, size = data, 0
+        if isinstance(data, (bytes, bytearray, memoryview)):
+            pieces, size = [data], len(data)
+            # Before any of it is taken: the part may go on without it.
+            check_fits(self._store, pack.HEADER_SIZE + size, f"entry {path}")
         running = digest.new_hash()
-        with self._packs.writing() as extents:
+        with self._packs.writing(f"entry {path}", size=size) as extents:
             for piece in pieces:
                 if not isinstance(piece, (bytes, bytearray, memoryview)):
                     raise InputError(f"bytes expected, not {type(piece).__name__}", what=path)
@@ -142,7 +147,7 @@ class PartWriter:
         encoder = jsonl.LinesEncoder()
         seen: set[str] = set()
         running = digest.new_hash()
-        with self._packs.writing() as extents:
+        with self._packs.writing(f"records {path}") as extents:
             for number, item in enumerate(items):
                 line = item
                 if not isinstance(line, PreparedLine):
@@ -159,7 +164,7 @@ class PartWriter:
                 self._packs.write(frame)
         (extent,) = extents
         index = encoder.index()
-        place = self._packs.entry(index)
+        place = self._packs.entry(index, f"records {path}")
         self._add(
             path,
             jsonl.MEDIA_TYPE,

@@ -23,10 +23,10 @@ from snapfmt.errors import (
 from snapfmt.format import canonical, layout
 from snapfmt.limits import Limits
 from snapfmt.storage.base import Store
-from snapfmt.writing.attempt import reclaim
 from snapfmt.writing.keeping import folder, pinned
 from snapfmt.writing.lease import new_lease, over
 from snapfmt.writing.presence import present
+from snapfmt.writing.reclaim import reclaim
 from snapfmt_schemas.pin import Pin
 
 PAUSES_S: Final = (0.02, 0.05, 0.1, 0.2, 0.4, 0.8, 1.5, 2.0, 2.5, 2.5)

@@ -22,9 +22,9 @@ from snapfmt.errors import (
 from snapfmt.format import canonical, layout
 from snapfmt.limits import Limits
 from snapfmt.storage.base import Store
-from snapfmt.writing.attempt import reclaim
 from snapfmt.writing.keeping import Keeping, Leaving, folder
 from snapfmt.writing.presence import Presence
+from snapfmt.writing.reclaim import reclaim
 from snapfmt_schemas.manifest import Manifest
 
 

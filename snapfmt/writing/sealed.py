@@ -49,19 +49,19 @@ class Placed:
     """Rows of the base that were carried."""
 
 
-def seal(segments: Sequence[Closed], packs: PackWriter) -> list[Sealed]:
+def seal(segments: Sequence[Closed], packs: PackWriter, what: str) -> list[Sealed]:
     """Write the indexes of a table's segments, next to one another, so that one read gets all.
 
     Where the batch indexes are large, all keys come after them: who looks for a row reads all
     keys, and then the batch index of one segment.
     """
     apart = sum(len(item.batches) for item in segments) > TOGETHER_BYTES
-    ahead = [packs.entry(item.batches) for item in segments] if apart else []
+    ahead = [packs.entry(item.batches, what) for item in segments] if apart else []
     sealed = []
     for number, item in enumerate(segments):
-        batches = ahead[number] if apart else packs.entry(item.batches)
+        batches = ahead[number] if apart else packs.entry(item.batches, what)
         keys = batch_index.keys_to_bytes([item.keys])
-        sealed.append(Sealed(item, batches, packs.entry(keys), digest_of(keys)))
+        sealed.append(Sealed(item, batches, packs.entry(keys, what), digest_of(keys)))
     return sealed
 
 

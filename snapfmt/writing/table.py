@@ -37,6 +37,7 @@ WAITING_BYTES = 64 * MIB
 """Logical bytes of rows of rare types that may wait for more of their kind."""
 IN_FLIGHT = 4
 """Batches that are encoded at the same time or wait to be written."""
+_Flight = tuple[Rows, tuple[segment.ColumnPlan, ...], Future[segment.EncodedBatch]]
 
 
 @dataclass(slots=True)
@@ -67,6 +68,7 @@ class TableWriter:
         self.rows = 0
         self.logical_bytes = 0
         self._schema_id = schema_id
+        self._what = f"table {name}"
         self._packs = packs
         self._executor = executor
         self._converter = RowConverter(name, converter)
@@ -76,10 +78,7 @@ class TableWriter:
         self._waiting_bytes: dict[Types, int] = {}
         self._current: Types | None = None
         self._open: _OpenSegment | None = None
-        self._flight: deque[
-            tuple[Rows, tuple[segment.ColumnPlan, ...], Future[segment.EncodedBatch]]
-        ]
-        self._flight = deque()
+        self._flight: deque[_Flight] = deque()
         self._ended: list[Closed] = []
         self._sealed: list[Sealed] = []
         self._seen: set[str] = set()
@@ -307,7 +306,7 @@ class TableWriter:
 
     def _open_segment(self, plans: tuple[segment.ColumnPlan, ...]) -> _OpenSegment:
         head = arrow_stream.head([(how.name, how.signature, how.physical) for how in plans])
-        begin = self._packs.begin(self._close_segment)
+        begin = self._packs.begin(self._close_segment, what=self._what)
         self._packs.write(head)
         opened = _OpenSegment(
             plans, begin, head, batch_index.BatchIndexBuilder(), [], position=len(head)
@@ -329,12 +328,11 @@ class TableWriter:
         if current is None:
             return
         self._packs.write(arrow_stream.END_OF_STREAM)
-        data = self._packs.end(current.begin)
         self._ended.append(
             Closed(
                 plans=current.plans,
                 rows=current.index.rows,
-                data=data,
+                data=self._packs.end(current.begin),
                 head=current.head,
                 batches=current.index.to_bytes(),
                 keys=pa.concat_arrays(current.keys),
@@ -353,7 +351,7 @@ class TableWriter:
                 self._flush(cells)
             self._drain(0)
             self._close_segment()
-            self._sealed = seal(self._ended, self._packs)
+            self._sealed = seal(self._ended, self._packs, self._what)
             self._carried = [(item, *self._bitmap(item)) for item, _, _ in self._carried]
             self._ended = []
         except BaseException as error:
@@ -362,8 +360,9 @@ class TableWriter:
         self._closed = True
 
     def _bitmap(self, item: Carried) -> tuple[Extent | None, str]:
-        bitmap = item.bitmap()
-        return (None, "") if bitmap is None else (self._packs.entry(bitmap), digest_of(bitmap))
+        if (bitmap := item.bitmap()) is None:
+            return None, ""
+        return self._packs.entry(bitmap, self._what), digest_of(bitmap)
 
     def placed(self) -> list[Placed]:
         """Which rows every segment of the table has; after it was closed, in their order."""

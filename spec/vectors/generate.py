@@ -240,7 +240,7 @@ def _selection(part: PartWriter) -> None:
         )
     live = [n % 3 != 1 for n in range(rows)]
     bitmap = np.packbits(live, bitorder="little").tobytes()
-    extent = part._packs.entry(bitmap)
+    extent = part._packs.entry(bitmap, "live rows")
     whole = table.table
 
     def selected() -> Any:

@@ -99,10 +99,14 @@ class TestMemory(StoreSuite):
 class TestCountingStore(StoreSuite):
     @pytest.fixture
     def store(self, tmp_path: Path) -> CountingStore:
-        return CountingStore(LocalStore(tmp_path / "store", create=True))
+        store = CountingStore(LocalStore(tmp_path / "store", create=True))
+        store.prepare()
+        return store
 
 
 class TestFaultyStoreWithoutFaults(StoreSuite):
     @pytest.fixture
     def store(self, tmp_path: Path) -> FaultyStore:
-        return FaultyStore(LocalStore(tmp_path / "store", create=True))
+        store = FaultyStore(LocalStore(tmp_path / "store", create=True))
+        store.prepare()
+        return store

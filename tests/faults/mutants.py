@@ -220,7 +220,7 @@ STORAGE = (
     ),
     Mutant(
         "objects-unknown", "storage/objects.py",
-        "        if perhaps:\n            raise _unknown(key, last) from last\n", "", LATE,
+        "        if perhaps:\n            raise outcome_unknown(key, last) from last\n", "", LATE,
     ),
     Mutant(
         "objects-definite-refusal", "storage/objects.py",
@@ -247,8 +247,8 @@ STORAGE = (
     ),
     Mutant(
         "objects-put-fenced", "storage/objects.py",
-        "        check_key(key)\n        self.require_workspace(workspace)\n        self._put(",
-        "        check_key(key)\n        self._put(", MEMORY,
+        "        check_key(key)\n        self.require_workspace(workspace)\n\n        def send()",
+        "        check_key(key)\n\n        def send()", MEMORY,
     ),
     Mutant(
         "objects-closed", "storage/objects.py",
@@ -309,7 +309,7 @@ WRITING = (
     ),
     Mutant(
         "pack-alignment", "writing/pack.py",
-        "        self._put(current, bytes(pack.padding(current.size)))\n", "",
+        "        self._put(current, padding)\n", "",
         ("tests/conformance/test_golden.py",),
     ),
     Mutant(
@@ -391,21 +391,22 @@ WRITING = (
         only(ATTEMPT, "unknown"),
     ),
     Mutant(
-        "attempt-reclaim-fence", "writing/attempt.py",
+        "attempt-reclaim-fence", "writing/reclaim.py",
         "    store.fence_workspace(workspace, by_owner=by_owner)\n", "",
         only(ATTEMPT, "take_over or taken_over or mid_clean_up"),
     ),
     Mutant(
-        "attempt-reclaim-published", "writing/attempt.py",
-        "    if not _published(store, attempt_id):", "    if True:", only(ATTEMPT, "keeps_what"),
+        "attempt-reclaim-published", "writing/reclaim.py",
+        "    if not _published(store, attempt_id, _numbers(store, attempt_id)):", "    if True:",
+        only(ATTEMPT, "keeps_what"),
     ),
     Mutant(
-        "attempt-reclaim-in-doubt", "writing/attempt.py",
+        "attempt-reclaim-in-doubt", "writing/reclaim.py",
         "            except SnapfmtError:\n                return True\n",
         "            except SnapfmtError:\n                continue\n", only(ATTEMPT, "in_doubt"),
     ),
     Mutant(
-        "attempt-reclaim-retired", "writing/attempt.py",
+        "attempt-reclaim-retired", "writing/reclaim.py",
         "for document in (layout.MANIFEST, layout.RETIRING, layout.RETIRED):",
         "for document in (layout.MANIFEST,):", only(RETIRE, "clean_up_never_takes"),
     ),
@@ -592,7 +593,7 @@ READING = (
         ("tests/unit/test_repository.py", "-k", "false_number"),
     ),
     Mutant(
-        "snapshot-record-count", "reading/snapshot.py", "if len(places) != item.records:",
+        "snapshot-record-count", "reading/snapshot.py", "if len(index) != item.records:",
         "if False:", SAFEGUARDS,
     ),
     Mutant(
@@ -1034,7 +1035,7 @@ COLLECTING = (
         "                store.sync([item.key for item in gone])\n", "", COLLECT_ORDER,
     ),
     Mutant(
-        "reclaim-collectors", "writing/attempt.py",
+        "reclaim-collectors", "writing/reclaim.py",
         "    for key in layout.inner_keys(attempt_id):\n        store.drop_workspace(key)\n", "",
         only(COLLECT, "taken_over"),
     ),

@@ -22,6 +22,7 @@ COMMANDS = {
     "mutants": ["mutants.py"],
     "damages": ["damages.py"],
     "repairs": ["damages.py", "--repair"],
+    "bucket_gc": ["bucket_gc.py"],
     "fuzz": ["fuzz.py"],
     "interleavings": [
         "gc_interleavings.py",
@@ -139,6 +140,27 @@ def repairs(found: dict[str, Any]) -> list[str]:
                 (name, *(kind[key] for key in ("tried", "whole", "partly", "lost")))
                 for name, kind in kinds
             ),
+        ),
+    ]
+
+
+def bucket_gc(found: dict[str, Any]) -> list[str]:
+    share = "every one" if found["stride"] == 1 else f"one in {found['stride']}"
+    asked = ", ".join(f"{count} of {name}" for name, count in found["requests"].items())
+    names = sorted({end for ends in found["ends"].values() for end in ends})
+    return [
+        "## Collections and retirements in a bucket",
+        "",
+        (
+            f"{found['cases']} cases ({share}) of a request that fails in some way, once or for "
+            f"good ({asked}); {found['problems']} problems: nothing that is published or that a "
+            "running save has written was lost, that save published, and the next collection "
+            f"finished all of it. {found['seconds']} s."
+        ),
+        "",
+        *table(
+            ("action, fault", *names),
+            ((name, *(ends.get(end, 0) for end in names)) for name, ends in found["ends"].items()),
         ),
     ]
 
@@ -288,6 +310,7 @@ def report(folder: Path) -> str:
         mutants,
         damages,
         repairs,
+        bucket_gc,
         fuzz,
         interleavings,
         soak,

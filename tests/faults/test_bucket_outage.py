@@ -72,7 +72,7 @@ def test_a_dead_attempt_is_cleaned_up_after_the_outage(client: FaultyClient) -> 
     write(attempt, 3)
     expired(repository, attempt.id)
     before = set(objects(client))
-    fail(client, newest_manifest)
+    fail(client, lambda key: key == layout.snapshot_key(attempt.number, layout.RETIRING))
     with pytest.raises(StorageUnavailable):
         repository.clean_up()
     client.before = None

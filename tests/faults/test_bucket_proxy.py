@@ -1,6 +1,7 @@
 """Real servers behind a proxy that spoils every request of a small save, in every way."""
 
 import socket
+import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -13,6 +14,7 @@ from snapfmt.errors import (
     SnapfmtError,
     StorageUnavailable,
 )
+from snapfmt.format import pack
 from snapfmt.storage.objects import ObjectStore
 from snapfmt.storage.retry import RetryPolicy
 from snapfmt.storage.s3 import S3Client
@@ -145,3 +147,35 @@ def test_what_the_client_says_of_a_port_where_nobody_listens(bucket_url: Callabl
             client.put("pins/x", b"x", exclusive=True, metadata={})
     assert not caught.value.sent
     assert caught.value.__context__ is None
+
+
+def test_a_part_is_given_up_while_the_server_hangs(
+    seaweedfs: S3Server, bucket_url: Callable[[], str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody waits for the request; what it still brings about is an orphan."""
+    monkeypatch.setattr(pack, "TARGET_SIZE", 2**20)
+    url, gate = bucket_url(), threading.Event()
+    save(Repository.open(url, create=True, storage_options=seaweedfs.options), 1)
+    hang = Rule("delayed past the timeout", "PUT", "/objects/", times=9, delay_s=600.0, gate=gate)
+    with FaultProxy(seaweedfs.endpoint, [hang]).running() as proxy:
+        given = seaweedfs.options | {"endpoint_url": proxy.endpoint}
+        attempt = Repository.open(url, storage_options=given).begin()
+        part = attempt.part("p", workers=1)
+        for number in range(2):
+            part.stage(f"e{number}", bytes([number]) * 2**20)
+        while hang.fired < 2:
+            threading.Event().wait(0.01)
+        ending = threading.Thread(target=attempt.abandon, daemon=True)
+        ending.start()
+        ending.join(60.0)
+        assert not ending.is_alive()
+        repository = direct(seaweedfs, url)
+        assert repository.leases() == []
+        gate.set()
+        for thread in threading.enumerate():
+            if thread.name == "snapfmt-pack-finish":
+                thread.join(60.0)
+    report = repository.collect()
+    assert len([item for item in report.objects if item.removed]) == 2
+    assert found(repository) == {1: rows(1)}
+    whole(repository, url, leftovers=False)

@@ -133,7 +133,7 @@ def test_a_read_only_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
             with pytest.raises(StorageReadOnly):
                 again.begin()
             with pytest.raises(StorageReadOnly):
-                Repository.create(tmp_path / "disk" / "run" / "other")
+                Repository.create(tmp_path / "disk" / "other")
 
 
 def _read_only(call: Call) -> OSError | None:

@@ -31,7 +31,8 @@ from snapfmt.storage import local
 from snapfmt.testing.corruption import flip, truncate
 from snapfmt.testing.samples import contents, everything, save
 from snapfmt.testing.stores import FaultyStore, WrappedStore
-from snapfmt.writing.attempt import Attempt, reclaim
+from snapfmt.writing.attempt import Attempt
+from snapfmt.writing.reclaim import reclaim
 from snapfmt_schemas.attempt import Receipt
 from snapfmt_schemas.fingerprint import Fingerprint
 from snapfmt_schemas.manifest import TrainerAnchor

@@ -28,6 +28,7 @@ from snapfmt.format import layout
 from snapfmt.limits import Limits
 from snapfmt.testing.corruption import flip, truncate
 from snapfmt.testing.samples import RECIPE, contents, everything, save
+from snapfmt.testing.stores import CountingStore
 from snapfmt_schemas.fingerprint import Fingerprint
 
 
@@ -365,3 +366,21 @@ def test_a_base_is_recorded_and_must_be_there(repository: Repository) -> None:
     assert second.base.write_id == first.write_id
     with pytest.raises(NotPublished):
         repository.begin(base=9)
+
+
+@pytest.mark.req("W-9")
+def test_an_attempt_is_given_up_without_a_look_at_every_snapshot(repository: Repository) -> None:
+    """A long run has thousands; without a lease that can be read, all of them are asked."""
+    for value in range(3):
+        save(repository, value=value)
+    for damaged in (False, True):
+        watched = CountingStore(repository.store)
+        again = Repository(watched, repository.document, limits=repository.limits)
+        attempt = again.begin()
+        if damaged:
+            (Path(repository.location) / layout.lease_key(attempt.id)).write_bytes(b"{}")
+        watched.reads.clear()
+        attempt.abandon()
+        looked = {key for key, _, _ in watched.reads if key.endswith(layout.MANIFEST)}
+        assert looked == ({layout.manifest_key(n) for n in (1, 2, 3)} if damaged else set())
+        assert repository.store.names(layout.ATTEMPTS) == []
