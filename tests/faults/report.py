@@ -1,8 +1,8 @@
 """Writes REPORT.md from what the full commands print.
 
-`python tests/faults/report.py [--run] [FOLDER]` reads the JSON file of each command in the folder
-(`build/faults` without one); with `--run` it runs all of them first, one after the other. A
-command without a file is left out of the report.
+`python tests/faults/report.py [--run] [NAME ...]` writes the named sections anew, or all of them,
+from the JSON file of each command in `build/faults`; with `--run` it runs the commands first, one
+after the other. A section without a file stays as it was. Each says of which commit it is.
 """
 
 import argparse
@@ -41,15 +41,23 @@ COMMANDS = {
 """Name of the file of figures, and what writes it."""
 
 
-def run(folder: Path) -> None:
-    """Run every command; its figures also stand where it found something."""
-    for name, (program, *arguments) in COMMANDS.items():
-        print(f"{name} ...", file=sys.stderr)
-        done = subprocess.run(
-            [sys.executable, str(HERE / program), *arguments], stdout=subprocess.PIPE, check=False
-        )
-        if done.stdout:
-            (folder / f"{name}.json").write_bytes(done.stdout)
+def run(name: str, path: Path) -> None:
+    """Run a command; its figures also stand where it found something."""
+    print(f"{name} ...", file=sys.stderr)
+    program, *arguments = COMMANDS[name]
+    path.unlink(missing_ok=True)
+    done = subprocess.run(
+        [sys.executable, str(HERE / program), *arguments], stdout=subprocess.PIPE, check=False
+    )
+    if done.stdout:
+        path.write_bytes(done.stdout)
+
+
+def commit() -> str:
+    """The commit of this tree, as far as git knows."""
+    command = ["git", "describe", "--always", "--dirty"]
+    done = subprocess.run(command, cwd=HERE, capture_output=True, text=True, check=False)
+    return f"commit {done.stdout.strip()}" if done.returncode == 0 else "an unknown commit"
 
 
 def crash_points(found: dict[str, Any]) -> list[str]:
@@ -294,47 +302,73 @@ def machine() -> str:
     )
 
 
-def report(folder: Path) -> str:
-    """The text, of the files that are there."""
+def sections(text: str) -> dict[str, list[str]]:
+    """The sections of a report, by the name in the comment before each."""
+    found: dict[str, list[str]] = {}
+    for part in text.split("\n<!-- ")[1:]:
+        name, _, body = part.partition(" -->\n")
+        found[name] = body.rstrip("\n").split("\n")
+    return found
+
+
+def section(name: str, found: dict[str, Any], commit: str) -> list[str]:
+    """What one command found, and of which tree."""
+    title, *rest = WRITERS[name](found)
+    return [title, "", f"Of {commit}, {datetime.now(UTC):%Y-%m-%d}.", *rest]
+
+
+def report(parts: dict[str, list[str]]) -> str:
+    """The whole text."""
     lines = [
         "# Faults: what was enumerated",
         "",
         (
-            f"From the commands of `make faults`, {datetime.now(UTC):%Y-%m-%d}; {machine()}. Times "
-            "are those of a clock on the wall, on a machine that did other things as well."
+            f"From the commands of `make faults` on {machine()}; each section says of which "
+            "commit. Times are those of a clock on the wall, on a machine that did other things "
+            "as well."
         ),
     ]
-    writers = (
-        crash_points,
-        power_loss,
-        mutants,
-        damages,
-        repairs,
-        bucket_gc,
-        fuzz,
-        interleavings,
-        soak,
-        soak,
-        crowd,
-        crowd,
-        crowd,
-    )
-    for name, writer in zip(COMMANDS, writers, strict=True):
-        path = folder / f"{name}.json"
-        if path.exists():
-            lines += ["", *writer(json.loads(path.read_text("utf-8")))]
+    for name in COMMANDS:
+        if name in parts:
+            lines += ["", f"<!-- {name} -->", *parts[name]]
     return "\n".join(lines) + "\n"
+
+
+WRITERS = {
+    "crash_points": crash_points,
+    "power_loss": power_loss,
+    "mutants": mutants,
+    "damages": damages,
+    "repairs": repairs,
+    "bucket_gc": bucket_gc,
+    "fuzz": fuzz,
+    "interleavings": interleavings,
+    "soak": soak,
+    "soak_s3": soak,
+    "crowd": crowd,
+    "crowd_s3": crowd,
+    "crowd_ministack": crowd,
+}
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("folder", nargs="?", type=Path, default=Path("build/faults"))
-    parser.add_argument("--run", action="store_true")
+    parser.add_argument("names", nargs="*", metavar="NAME", help=", ".join(COMMANDS))
+    parser.add_argument("--run", action="store_true", help="run the commands first")
+    parser.add_argument("--figures", type=Path, default=Path("build/faults"))
     given = parser.parse_args()
-    given.folder.mkdir(parents=True, exist_ok=True)
-    if given.run:
-        run(given.folder)
-    (HERE / "REPORT.md").write_text(report(given.folder), "utf-8")
+    if unknown := [name for name in given.names if name not in COMMANDS]:
+        parser.error(f"no such section: {', '.join(unknown)}")
+    given.figures.mkdir(parents=True, exist_ok=True)
+    text = (HERE / "REPORT.md").read_text("utf-8")
+    parts = sections(text)
+    for name in given.names or COMMANDS:
+        path = given.figures / f"{name}.json"
+        if given.run:
+            run(name, path)
+        if path.exists():
+            parts[name] = section(name, json.loads(path.read_text("utf-8")), commit())
+            (HERE / "REPORT.md").write_text(report(parts), "utf-8")
     return 0
 
 
