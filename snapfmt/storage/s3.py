@@ -192,7 +192,8 @@ class S3Client:
             fs = self._fs()
             config = fs.config_kwargs
             # The HTTP library's own limits do not hold while a body is being sent.
-            limit = config["connect_timeout"] + config["read_timeout"] + size / SLOWEST
+            waits = (config["connect_timeout"] or CONNECT_S) + (config["read_timeout"] or READ_S)
+            limit = waits + size / SLOWEST
 
             async def bounded() -> Any:
                 return await asyncio.wait_for(work(fs), limit)
@@ -229,15 +230,16 @@ class S3Client:
                 "buckets need s3fs", what=self.location, hint="pip install 'snapfmt[s3]'"
             ) from error
         options = dict(self._place.options)
+        given = dict(options.pop("config_kwargs", None) or {})
         config = {
             "connect_timeout": CONNECT_S,
             "read_timeout": READ_S,
             "max_pool_connections": 32,
             "request_checksum_calculation": "when_required",
+            **given,
             # The sha256 of each body is known, signed as a header, and compared by the server;
             # to hash the body once more for its signature would say nothing new.
-            "s3": {"payload_signing_enabled": False},
-            **(options.pop("config_kwargs", None) or {}),
+            "s3": {"payload_signing_enabled": False, **(given.get("s3") or {})},
             "http_session_cls": PlainSession,
             "retries": {"total_max_attempts": 1},
         }

@@ -73,6 +73,7 @@ def test_a_url_that_could_mean_another_place_is_refused(url: str) -> None:
     "options",
     [
         "abc", 5, {1: 2}, {"client_kwargs": 3}, {"config_kwargs": "x"}, {"endpoint_url": 5},
+        {"config_kwargs": {"s3": "x"}},
         {"use_listings_cache": True}, {"asynchronous": True}, {"anon": "no idea"},
         {"endpoint_url": f"http://h/?token={SECRET}"},
         {"client_kwargs": {"endpoint_url": f"http://h/#{SECRET}"}},
