@@ -1,6 +1,7 @@
 """Packs while they are written: one thread hashes and writes what the encoders hand over."""
 
 import contextlib
+import os
 import queue
 import secrets
 import threading
@@ -72,6 +73,23 @@ class PackWriter:
     _what: str = ""
     _interrupt: Callable[[], None] | None = None
     _busy: bool = False
+    _pid: int = field(default_factory=os.getpid)
+
+    @property
+    def is_owner(self) -> bool:
+        """Whether this process began it; a forked child has none of its threads."""
+        return self._pid == os.getpid()
+
+    def check_owner(self) -> None:
+        """Raises:
+        AttemptClosed: In a forked child, where every write would wait for ever.
+        """
+        if not self.is_owner:
+            raise AttemptClosed(
+                "the part was begun by the parent of this process",
+                what=self.workspace,
+                hint="hand the child a ticket, with which it joins, or let it begin a part",
+            )
 
     def begin(
         self, interrupt: Callable[[], None] | None = None, *, what: str = "", size: int = 0
@@ -225,6 +243,7 @@ class PackWriter:
         self._finishing.wait()
 
     def _raise(self) -> None:
+        self.check_owner()
         if self._failure is not None:
             if isinstance(self._failure, SnapfmtError):
                 raise self._failure

@@ -7,6 +7,7 @@ import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,7 +17,7 @@ from snapfmt.errors import SnapfmtError
 from snapfmt.testing.bucket_world import found, rows, save, whole, write
 from snapfmt.testing.s3_servers import S3Server
 
-WAIT_S = 30.0
+WAIT_S = 20.0
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork here")
 
 
@@ -118,6 +119,29 @@ def test_the_attempt_of_a_parent_is_not_its_childs(
         receipt = write(attempt, 1)
         assert in_a_fork(attempt.abandon) == 0
         attempt.publish([receipt])
+    assert found(repository) == {1: rows(1)}
+
+
+@pytest.mark.parametrize("warm", [True, False])
+def test_the_part_of_a_parent_is_not_its_childs(tmp_path: Path, warm: bool) -> None:
+    """Its threads are not there: a child is told so at once."""
+    repository = Repository.open(tmp_path / "run", create=True)
+    with repository.begin() as attempt, attempt.part("p", workers=1) as part:
+        table = part.table("t")
+        if warm:
+            table.append(["a1", "b1"], {"x": [1, 2]})
+            part.stage("note", b"note 1")
+        for work in (
+            lambda: part.stage("other", b"of the child"),
+            lambda: table.append(["c"], {"x": [3]}),
+            table.close,
+            part.seal,
+        ):
+            assert in_a_fork(work) == 3
+        if not warm:
+            table.append(["a1", "b1"], {"x": [1, 2]})
+            part.stage("note", b"note 1")
+        attempt.publish([part.seal()])
     assert found(repository) == {1: rows(1)}
 
 
