@@ -246,6 +246,8 @@ class S3Client:
         try:
             fs = s3fs.S3FileSystem(**options, config_kwargs=config, use_listings_cache=False)
             fs.retries = 1
+            # Before the session is made, which notes how it is to be closed.
+            fs.close_session = functools.partial(_close, os.getpid(), type(fs).close_session)
             sync(fs.loop, fs.set_session)
         except Exception as error:  # noqa: BLE001 - nothing was asked of any server yet
             kind = type(error).__name__
@@ -258,7 +260,6 @@ class S3Client:
                 what=self.location,
                 hint="check storage_options, the profile and the files that AWS tools read",
             )
-        fs.close_session = functools.partial(_close, os.getpid(), type(fs).close_session)
         return fs
 
 
@@ -277,6 +278,8 @@ def _disown(loop: Any) -> None:
     whose request then waits until it times out.
     """
     loop._closed = True
+    # Sessions that are dropped without being closed are the parent's to close.
+    loop.set_exception_handler(lambda *_: None)
 
 
 async def _read_most(body: Any, size: int, expected: int | None) -> bytes:

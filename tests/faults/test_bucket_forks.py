@@ -3,6 +3,8 @@
 import multiprocessing
 import os
 import signal
+import subprocess
+import sys
 import threading
 import time
 import warnings
@@ -108,6 +110,37 @@ def test_a_child_of_a_busy_parent_never_hangs(
     assert codes == [0] * 3
     assert failures == []
     assert found(repository) == {number: rows(number) for number in range(1, 5)}
+
+
+QUIET = """
+import gc, os, sys
+from snapfmt import Repository
+repository = Repository.open(sys.argv[1])
+repository.numbers()
+if (pid := os.fork()) == 0:
+    # Its own session takes the place of the parent's, which nothing holds any more.
+    repository.numbers()
+    gc.collect()
+    os._exit(0)
+assert os.waitpid(pid, 0)[1] == 0
+repository.numbers()
+"""
+
+
+def test_a_child_says_nothing_about_its_parents_sessions(
+    seaweedfs: S3Server, bucket_url: Callable[[], str]
+) -> None:
+    """In a process of its own: pytest would hear it before anybody else."""
+    url = bucket_url()
+    opened(seaweedfs, url, create=True)
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore::DeprecationWarning", "-c", QUIET, url],
+        env={**os.environ, **seaweedfs.environment},
+        capture_output=True,
+        timeout=60,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, b"")
 
 
 def test_the_attempt_of_a_parent_is_not_its_childs(
