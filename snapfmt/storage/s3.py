@@ -63,7 +63,10 @@ class S3Client:
         steps = self._prefix.split("/") if self._prefix else []
         prefixes = ["/".join(steps[:count]) for count in reversed(range(len(steps)))]
         places = [dataclasses.replace(self._place, prefix=prefix) for prefix in prefixes]
-        return [S3Client(place.location, place.options) for place in places]
+        found = [S3Client(place.location, place.options) for place in places]
+        for client in found:
+            client._opened = self._opened
+        return found
 
     def __reduce__(self) -> NoReturn:
         # It may hold a secret key.
@@ -244,7 +247,14 @@ class S3Client:
             "retries": {"total_max_attempts": 1},
         }
         try:
-            fs = s3fs.S3FileSystem(**options, config_kwargs=config, use_listings_cache=False)
+            fs = s3fs.S3FileSystem(
+                **options,
+                config_kwargs=config,
+                use_listings_cache=False,
+                # One that s3fs made before would know neither of keys that the environment has
+                # now, nor of another profile.
+                skip_instance_cache="key" not in options,
+            )
             fs.retries = 1
             # Before the session is made, which notes how it is to be closed.
             fs.close_session = functools.partial(_close, os.getpid(), type(fs).close_session)

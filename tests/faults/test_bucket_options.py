@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from snapfmt.errors import StorageDenied
 from snapfmt.repository import Repository
 from snapfmt.storage.pieces import BLOCK, Pieces
 from snapfmt.storage.s3_http import PieceBody
@@ -32,6 +33,20 @@ def test_a_save_with_options_for_the_client(
         attempt.publish([part.seal()])
     assert repository.verify(1).findings == []
     assert repository.snapshot(1).part("p").read("small") == b"abc"
+
+
+def test_keys_that_the_environment_has_later_count(
+    seaweedfs: S3Server, bucket_url: Callable[[], str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in a notebook, where the first error says which ones to set."""
+    url = f"{bucket_url()}?endpoint_url={seaweedfs.endpoint}"
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.delenv(name, raising=False)
+    with pytest.raises(StorageDenied, match="no credentials"):
+        Repository.open(url, create=True)
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.setenv(name, seaweedfs.environment[name])
+    assert Repository.open(url, create=True).numbers() == []
 
 
 def test_a_body_is_read_as_a_file_is() -> None:
