@@ -67,6 +67,7 @@ class PackWriter:
         default_factory=lambda: threading.Semaphore(QUEUE_BYTES // MIB)
     )
     _thread: threading.Thread | None = None
+    _starting: threading.Lock = field(default_factory=threading.Lock)
     _finishing: Finishing = field(default_factory=Finishing)
     _failure: BaseException | None = None
     _count: int = 0
@@ -220,11 +221,14 @@ class PackWriter:
         if size == 0:
             return
         check_fits(self.store, target.size + size, self._what)
-        if self._thread is None:
-            self._thread = threading.Thread(
-                target=self._run, name="snapfmt-pack-writer", daemon=True
-            )
-            self._thread.start()
+        with self._starting:
+            if self._thread is None:
+                # Given up meanwhile by another thread, it would have no end.
+                self._raise()
+                self._thread = threading.Thread(
+                    target=self._run, name="snapfmt-pack-writer", daemon=True
+                )
+                self._thread.start()
         for _ in range(_cost(size)):
             self._room.acquire()
         self._queue.put((target, data))
@@ -236,10 +240,11 @@ class PackWriter:
             self._open = None
 
     def _stop(self) -> None:
-        if self._thread is not None:
+        with self._starting:
+            thread, self._thread = self._thread, None
+        if thread is not None:
             self._queue.put(None)
-            self._thread.join()
-            self._thread = None
+            thread.join()
         self._finishing.wait()
 
     def _raise(self) -> None:

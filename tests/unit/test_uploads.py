@@ -199,6 +199,25 @@ def test_a_part_is_given_up_while_its_packs_are_stuck(bucket: Gated) -> None:
     settle(bucket, repository)
 
 
+def test_a_part_that_another_thread_gives_up_as_it_begins_leaves_no_thread(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    repository = repository_on(MemoryClient(), create=True)
+    attempt = repository.begin()
+    part = attempt.part("p", workers=1)
+    make = ObjectStore.sink
+
+    def given_up(self: ObjectStore, workspace: str, name: str) -> Any:
+        sink = make(self, workspace, name)
+        in_thread(attempt.abandon).join(PATIENCE_S)
+        return sink
+
+    monkeypatch.setattr(ObjectStore, "sink", given_up)
+    with pytest.raises(AttemptClosed):
+        part.stage("small", b"more")
+    assert "snapfmt-pack-writer" not in {thread.name for thread in threading.enumerate()}
+
+
 def settle(bucket: Gated, repository: Repository) -> None:
     """What comes late is found by the next collection, and nothing else is taken."""
     late = [thread for thread in threading.enumerate() if thread.name == "snapfmt-pack-finish"]
