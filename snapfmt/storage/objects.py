@@ -28,11 +28,11 @@ from snapfmt.errors import (
     StorageUnavailable,
     UnsupportedFilesystem,
 )
+from snapfmt.storage import keys as in_bucket
 from snapfmt.storage import probes
 from snapfmt.storage.base import CLOSED, OBJECTS, SNAPSHOTS, Buffer, Store, check_key, may_be_closed
 from snapfmt.storage.client import ObjectClient, ObjectInfo
 from snapfmt.storage.faults import outcome_unknown, truncated, workspace_gone
-from snapfmt.storage.keys import by_folder, folder_of, named_digest
 from snapfmt.storage.object_sink import ObjectSink
 from snapfmt.storage.pieces import Pieces
 from snapfmt.storage.retry import RetryPolicy
@@ -148,25 +148,25 @@ class ObjectStore:
         """Size by a look at the head."""
         check_key(key)
         info = self._again(lambda: self._client.head(key))
-        return None if info is None or may_be_closed(key, info.size) else info.size
+        return None if info is None or in_bucket.is_closed(info) else info.size
 
     def walk(self, prefix: str) -> Iterator[tuple[str, int]]:
         """Every object below a folder, in order."""
-        found = ((info.key, info.size) for info in self._all(prefix, deep=True))
-        yield from sorted(item for item in found if not may_be_closed(*item))
+        found = [info for info in self._all(prefix, deep=True) if not in_bucket.is_closed(info)]
+        yield from sorted((info.key, info.size) for info in found)
 
     def holding(self, prefix: str, name: str) -> list[str]:
         """From one listing."""
-        return [folder for folder, names in self.folders(prefix).items() if name in names]
+        return in_bucket.holders(in_bucket.folder_of(prefix), self._all(prefix, deep=True), name)
 
     def folders(self, prefix: str, *, but: Collection[str] = ()) -> dict[str, frozenset[str]]:
         """From one listing."""
         listed = [(info.key, info.size) for info in self._all(prefix, deep=True)]
-        return by_folder(folder_of(prefix), listed, but)
+        return in_bucket.by_folder(in_bucket.folder_of(prefix), listed, but)
 
     def names(self, prefix: str) -> list[str]:
         """Names directly under a folder."""
-        folder = folder_of(prefix)
+        folder = in_bucket.folder_of(prefix)
         # Deep where folders are few and small: some servers list one that became empty. Those of
         # snapshots never do, and a long run has thousands.
         deep = prefix not in ("", OBJECTS, SNAPSHOTS)
@@ -174,14 +174,15 @@ class ObjectStore:
         for info in self._all(prefix, deep=deep):
             name, below, _ = info.key[len(folder) :].partition("/")
             # A closed name is not there, but its folder is taken.
-            if below or not may_be_closed(info.key, info.size):
+            if name and (below or not in_bucket.is_closed(info)):
                 found.add(name)
         return sorted(found)
 
     def _all(self, prefix: str, *, deep: bool) -> list[ObjectInfo]:
-        folder = folder_of(prefix)
+        folder = in_bucket.folder_of(prefix)
         # Whole each time: a page that is fetched again after an error must not count twice.
-        return self._again(lambda: list(self._client.list(folder, deep=deep)))
+        found = self._again(lambda: list(self._client.list(folder, deep=deep)))
+        return in_bucket.without_markers(found, folder, deep=deep)
 
     def create(self, key: str, data: Buffer) -> None:
         """Write a document unless it exists, by one conditional PUT."""
@@ -281,7 +282,7 @@ class ObjectStore:
         key = f"{folder}/{name}"
         check_key(key)
         info = self._again(lambda: self._client.head(key))
-        if info is None or may_be_closed(key, info.size):
+        if info is None or in_bucket.is_closed(info):
             raise MissingObject("not there", what=key)
         self._put(f"{folder}/{kept_as}", self.get(key, limit=info.size), {})
         self._put(key, CLOSED, {})
@@ -309,7 +310,7 @@ class ObjectStore:
                 key, data, exclusive=False, metadata={WORKSPACE: workspace}, sha256=mark
             )
 
-        mark = named_digest(key)
+        mark = in_bucket.named_digest(key)
         self._again(send)
 
     def _marker(self, key: str) -> dict[str, Any] | None:

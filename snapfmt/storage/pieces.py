@@ -15,18 +15,27 @@ class Pieces:
 
     def __init__(self) -> None:
         self._pieces: list[bytes] = []
+        self._small = bytearray()
+        """The end, small pieces joined: many of them would take many times their bytes."""
         self._size = 0
         self._dropped = False
 
     def add(self, piece: bytes) -> None:
         """Append bytes."""
-        self._pieces.append(piece)
         self._size += len(piece)
+        is_small = len(piece) < BLOCK // 4
+        if self._small and (not is_small or len(self._small) + len(piece) > BLOCK):
+            self._pieces.append(bytes(self._small))
+            self._small.clear()
+        if is_small:
+            self._small += piece
+        else:
+            self._pieces.append(piece)
 
     def drop(self) -> None:
         """Forget the bytes, also while another thread sends them: its request breaks off."""
         self._dropped = True
-        self._pieces = []
+        self._pieces, self._small = [], bytearray()
 
     def check(self) -> None:
         """Raises:
@@ -40,35 +49,28 @@ class Pieces:
 
     def __bytes__(self) -> bytes:
         """A copy in one piece, for a client that knows no better."""
-        data = b"".join(self._pieces)
+        data = b"".join([*self._pieces, self._small])
         self.check()
         return data
 
     def blocks(self) -> Iterator[Buffer]:
-        """All of it in blocks of at most `BLOCK` bytes: views of large pieces, small ones joined.
+        """All of it in blocks of at most `BLOCK` bytes.
 
         Raises:
             AttemptClosed: If the bytes were dropped, also meanwhile.
         """
-        small = bytearray()
-        for number in range(len(self._pieces)):
-            pieces = self._pieces
-            self.check()
-            piece = pieces[number]
-            is_small = len(piece) < BLOCK // 4
-            if small and (not is_small or len(small) + len(piece) > BLOCK):
-                yield bytes(small)
-                small.clear()
-            if is_small:
-                small += piece
-                continue
-            whole = memoryview(piece)
-            for begin in range(0, len(piece), BLOCK):
+        for number in range(len(self._pieces) + 1):
+            whole = memoryview(self._piece(number))
+            for begin in range(0, len(whole), BLOCK):
                 self.check()
                 yield whole[begin : begin + BLOCK]
         self.check()
-        if small:
-            yield bytes(small)
+
+    def _piece(self, number: int) -> bytes:
+        """One piece, and not the list of them, which must not outlive `drop`."""
+        pieces, small = self._pieces, self._small
+        self.check()
+        return pieces[number] if number < len(pieces) else bytes(small)
 
 
 Body = Buffer | Pieces

@@ -63,7 +63,10 @@ class S3Client:
         steps = self._prefix.split("/") if self._prefix else []
         prefixes = ["/".join(steps[:count]) for count in reversed(range(len(steps)))]
         places = [dataclasses.replace(self._place, prefix=prefix) for prefix in prefixes]
-        return [S3Client(place.location, place.options) for place in places]
+        found = [S3Client(place.location, place.options) for place in places]
+        for client in found:
+            client._opened = self._opened
+        return found
 
     def __reduce__(self) -> NoReturn:
         # It may hold a secret key.
@@ -192,7 +195,8 @@ class S3Client:
             fs = self._fs()
             config = fs.config_kwargs
             # The HTTP library's own limits do not hold while a body is being sent.
-            limit = config["connect_timeout"] + config["read_timeout"] + size / SLOWEST
+            waits = (config["connect_timeout"] or CONNECT_S) + (config["read_timeout"] or READ_S)
+            limit = waits + size / SLOWEST
 
             async def bounded() -> Any:
                 return await asyncio.wait_for(work(fs), limit)
@@ -229,21 +233,31 @@ class S3Client:
                 "buckets need s3fs", what=self.location, hint="pip install 'snapfmt[s3]'"
             ) from error
         options = dict(self._place.options)
+        given = dict(options.pop("config_kwargs", None) or {})
         config = {
             "connect_timeout": CONNECT_S,
             "read_timeout": READ_S,
             "max_pool_connections": 32,
             "request_checksum_calculation": "when_required",
+            **given,
             # The sha256 of each body is known, signed as a header, and compared by the server;
             # to hash the body once more for its signature would say nothing new.
-            "s3": {"payload_signing_enabled": False},
-            **(options.pop("config_kwargs", None) or {}),
+            "s3": {"payload_signing_enabled": False, **(given.get("s3") or {})},
             "http_session_cls": PlainSession,
             "retries": {"total_max_attempts": 1},
         }
         try:
-            fs = s3fs.S3FileSystem(**options, config_kwargs=config, use_listings_cache=False)
+            fs = s3fs.S3FileSystem(
+                **options,
+                config_kwargs=config,
+                use_listings_cache=False,
+                # One that s3fs made before would know neither of keys that the environment has
+                # now, nor of another profile.
+                skip_instance_cache="key" not in options,
+            )
             fs.retries = 1
+            # Before the session is made, which notes how it is to be closed.
+            fs.close_session = functools.partial(_close, os.getpid(), type(fs).close_session)
             sync(fs.loop, fs.set_session)
         except Exception as error:  # noqa: BLE001 - nothing was asked of any server yet
             kind = type(error).__name__
@@ -256,7 +270,6 @@ class S3Client:
                 what=self.location,
                 hint="check storage_options, the profile and the files that AWS tools read",
             )
-        fs.close_session = functools.partial(_close, os.getpid(), type(fs).close_session)
         return fs
 
 
@@ -275,6 +288,8 @@ def _disown(loop: Any) -> None:
     whose request then waits until it times out.
     """
     loop._closed = True
+    # Sessions that are dropped without being closed are the parent's to close.
+    loop.set_exception_handler(lambda *_: None)
 
 
 async def _read_most(body: Any, size: int, expected: int | None) -> bytes:

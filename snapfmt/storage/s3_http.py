@@ -22,26 +22,41 @@ class PieceBody:
 
     def __init__(self, pieces: Pieces) -> None:
         self._pieces = pieces
+        self._rest, self._ahead, self._at = pieces.blocks(), memoryview(b""), 0
 
     def __len__(self) -> int:
         return len(self._pieces)
 
     def blocks(self) -> Iterator[Buffer]:
-        """As `Pieces`."""
+        """As `Pieces`, wherever a reader is."""
         return self._pieces.blocks()
 
-    def read(self) -> bytes:
-        """All of it; only for who does not know the pieces."""
-        return bytes(self._pieces)
+    def read(self, size: int = -1) -> bytes:
+        """The next bytes, at most so many; botocore reads them to sign them, where it is told to.
 
-    def seek(self, offset: int, whence: int = 0) -> int:
-        """Nothing to do: it is always sent from its beginning."""
-        del whence
-        return offset
+        Raises:
+            AttemptClosed: If the bytes were dropped.
+        """
+        if size < 0:
+            found = b"".join([self._ahead, *self._rest])
+            self._ahead = memoryview(b"")
+        else:
+            self._ahead = self._ahead or memoryview(next(self._rest, b""))
+            found = bytes(self._ahead[:size])
+            self._ahead = self._ahead[size:]
+        self._at += len(found)
+        return found
+
+    def seek(self, offset: int) -> int:
+        """Back to the beginning, from where it is always sent."""
+        if offset:
+            raise ValueError("only the beginning can be found again")
+        self._rest, self._ahead, self._at = self.blocks(), memoryview(b""), 0
+        return 0
 
     def tell(self) -> int:
-        """Always at the beginning."""
-        return 0
+        """How far it was read."""
+        return self._at
 
 
 class PlainSession(AIOHTTPSession):  # type: ignore[misc]

@@ -93,6 +93,8 @@ def _options(query: str, given: Mapping[str, Any]) -> dict[str, Any]:
     for name in ("client_kwargs", "config_kwargs"):
         if not hasattr(found.get(name) or {}, "keys"):
             raise InputError("this option maps names to values", what=name)
+    if not hasattr((found.get("config_kwargs") or {}).get("s3") or {}, "keys"):
+        raise InputError("this option maps names to values", what="config_kwargs: s3")
     if ours := _OURS & found.keys():
         raise InputError("snapfmt sets this option itself", what=", ".join(sorted(ours)))
     client = dict(found.get("client_kwargs") or {})

@@ -71,8 +71,10 @@ def open_store(
         raise InputError(
             "a file:// URL has no user", what="file://", hint="file:///an/absolute/path"
         )
-    if re.match(r"s3a?:", text):
-        raise InputError("not a URL of a bucket", what=text, hint="s3://bucket/prefix")
+    if found := re.match(r"s3a?:", text, re.IGNORECASE):
+        # Without what may be keys.
+        shown = f"{found[0]}..." if "@" in text else text
+        raise InputError("not a URL of a bucket", what=shown, hint="s3://bucket/prefix")
     if storage_options:
         raise InputError("a folder takes no storage options", what=", ".join(storage_options))
     return LocalStore(Path(text.removeprefix("file://")), create=create)

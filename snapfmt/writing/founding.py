@@ -1,6 +1,5 @@
 """The first document of a repository (spec/v1/04-documents.md, Repository document)."""
 
-import contextlib
 import secrets
 import time
 from collections.abc import Mapping
@@ -51,13 +50,19 @@ def found(
 def _check_alone(store: Store) -> None:
     """Whoever looks after one of two repositories might take what is the other's for leftovers."""
     for parent in store.parents():
-        # A place that may not be looked at is none that its user could mistake.
-        with contextlib.suppress(StorageDenied):
-            if parent.size(layout.REPOSITORY_KEY) is not None:
-                raise _nested("this place is inside of a repository", parent.location)
+        if _is_there(parent, layout.REPOSITORY_KEY):
+            raise _nested("this place is inside of a repository", parent.location)
     for name in store.names("")[:LOOKS]:
-        if store.size(f"{name}/{layout.REPOSITORY_KEY}") is not None:
+        if _is_there(store, f"{name}/{layout.REPOSITORY_KEY}"):
             raise _nested("there is a repository inside of this place", f"{store.location}: {name}")
+
+
+def _is_there(store: Store, key: str) -> bool:
+    """No, where it may not be looked at: that is no place that its user could mistake."""
+    try:
+        return store.size(key) is not None
+    except StorageDenied:
+        return False
 
 
 def _nested(message: str, what: str) -> RefusedError:

@@ -1,6 +1,7 @@
 """Packs while they are written: one thread hashes and writes what the encoders hand over."""
 
 import contextlib
+import os
 import queue
 import secrets
 import threading
@@ -66,12 +67,30 @@ class PackWriter:
         default_factory=lambda: threading.Semaphore(QUEUE_BYTES // MIB)
     )
     _thread: threading.Thread | None = None
+    _starting: threading.Lock = field(default_factory=threading.Lock)
     _finishing: Finishing = field(default_factory=Finishing)
     _failure: BaseException | None = None
     _count: int = 0
     _what: str = ""
     _interrupt: Callable[[], None] | None = None
     _busy: bool = False
+    _pid: int = field(default_factory=os.getpid)
+
+    @property
+    def is_owner(self) -> bool:
+        """Whether this process began it; a forked child has none of its threads."""
+        return self._pid == os.getpid()
+
+    def check_owner(self) -> None:
+        """Raises:
+        AttemptClosed: In a forked child, where every write would wait for ever.
+        """
+        if not self.is_owner:
+            raise AttemptClosed(
+                "the part was begun by the parent of this process",
+                what=self.workspace,
+                hint="hand the child a ticket, with which it joins, or let it begin a part",
+            )
 
     def begin(
         self, interrupt: Callable[[], None] | None = None, *, what: str = "", size: int = 0
@@ -202,11 +221,14 @@ class PackWriter:
         if size == 0:
             return
         check_fits(self.store, target.size + size, self._what)
-        if self._thread is None:
-            self._thread = threading.Thread(
-                target=self._run, name="snapfmt-pack-writer", daemon=True
-            )
-            self._thread.start()
+        with self._starting:
+            if self._thread is None:
+                # Given up meanwhile by another thread, it would have no end.
+                self._raise()
+                self._thread = threading.Thread(
+                    target=self._run, name="snapfmt-pack-writer", daemon=True
+                )
+                self._thread.start()
         for _ in range(_cost(size)):
             self._room.acquire()
         self._queue.put((target, data))
@@ -218,13 +240,15 @@ class PackWriter:
             self._open = None
 
     def _stop(self) -> None:
-        if self._thread is not None:
+        with self._starting:
+            thread, self._thread = self._thread, None
+        if thread is not None:
             self._queue.put(None)
-            self._thread.join()
-            self._thread = None
+            thread.join()
         self._finishing.wait()
 
     def _raise(self) -> None:
+        self.check_owner()
         if self._failure is not None:
             if isinstance(self._failure, SnapfmtError):
                 raise self._failure

@@ -68,7 +68,6 @@ class PartWriter:
         self._records = 0
         self._base: Snapshot | None = None
         self._base_known = False
-        self._pid = os.getpid()
 
     def __enter__(self) -> Self:
         return self
@@ -285,7 +284,7 @@ class PartWriter:
 
     def abandon(self) -> None:
         """Give the part up; a no-op after `seal`, and in a forked child, which owns nothing."""
-        if not self._done and self._pid == os.getpid():
+        if not self._done and self._packs.is_owner:
             self._packs.discard()
             self._finish()
 
@@ -296,6 +295,7 @@ class PartWriter:
     def _check_open(self) -> None:
         if self._done:
             raise AttemptClosed("the part was sealed or abandoned", what=self.name)
+        self._packs.check_owner()
 
     def _check_lease(self) -> None:
         if not self._store.has_workspace(self._workspace):

@@ -1,6 +1,6 @@
 """What an attempt left behind is removed, unless it was published (spec/v1/07-writing.md, W-9)."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 from snapfmt.errors import NotFoundError, SnapfmtError, StorageUnavailable
 from snapfmt.format import canonical, compat, layout
@@ -19,8 +19,9 @@ def reclaim(store: Store, attempt_id: str, *, by_owner: bool = False) -> int:
     workspace = layout.workspace_key(attempt_id)
     store.fence_workspace(workspace, by_owner=by_owner)
     removed = 0
-    if not _published(store, attempt_id, _numbers(store, attempt_id)):
-        for key in store.journal(workspace):
+    keys = store.journal(workspace)
+    if keys and not _published(store, attempt_id, _numbers(store, attempt_id, by_owner)):
+        for key in keys:
             if layout.object_digest(key) is not None and store.size(key) is not None:
                 store.delete(key)
                 removed += 1
@@ -31,19 +32,28 @@ def reclaim(store: Store, attempt_id: str, *, by_owner: bool = False) -> int:
     return removed
 
 
-def _numbers(store: Store, attempt_id: str) -> list[int]:
-    """Where an attempt may have published: the number of its lease; without one, any."""
+def _numbers(store: Store, attempt_id: str, by_owner: bool) -> Iterator[int]:
+    """Where an attempt may have published: the number of its lease first; without one, any.
+
+    A lease of somebody else may be damaged. But what was published by an attempt that is not
+    cleaned up yet is not retired for good.
+    """
     key = layout.lease_key(attempt_id)
+    passed: frozenset[str] | None = frozenset({layout.RETIRED})
     try:
         limit = DEFAULT_LIMITS.lease_size
-        return [
-            canonical.decode(store.get(key, limit=limit), Lease, what=key, size_limit=limit).number
-        ]
+        lease = canonical.decode(store.get(key, limit=limit), Lease, what=key, size_limit=limit)
+        yield lease.number
+        if by_owner:
+            return
     except StorageUnavailable:
         raise
     except SnapfmtError:
-        names = store.names(layout.SNAPSHOTS)
-        return [known for name in names if (known := layout.snapshot_number(name)) is not None]
+        passed = None
+    for name, names in store.folders(layout.SNAPSHOTS).items():
+        number = layout.snapshot_number(name)
+        if number is not None and names != passed:
+            yield number
 
 
 def _published(store: Store, attempt_id: str, numbers: Iterable[int]) -> bool:

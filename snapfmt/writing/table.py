@@ -345,6 +345,7 @@ class TableWriter:
         """Write what is left; after this the table takes no rows."""
         if self._closed:
             return
+        self._packs.check_owner()
         try:
             self._go_on()
             for cells in list(self._waiting):

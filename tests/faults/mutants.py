@@ -332,7 +332,7 @@ WRITING = (
     ),
     Mutant(
         "part-forked-child", "writing/part.py",
-        "if not self._done and self._pid == os.getpid():", "if not self._done:",
+        "if not self._done and self._packs.is_owner:", "if not self._done:",
         SAFEGUARDS,
     ),
     Mutant(
@@ -397,8 +397,14 @@ WRITING = (
     ),
     Mutant(
         "attempt-reclaim-published", "writing/reclaim.py",
-        "    if not _published(store, attempt_id, _numbers(store, attempt_id)):", "    if True:",
+        "    if keys and not _published(store, attempt_id, _numbers(store, attempt_id, by_owner)):",
+        "    if True:",
         only(ATTEMPT, "keeps_what"),
+    ),
+    Mutant(
+        "attempt-reclaim-damaged-lease", "writing/reclaim.py",
+        "        if by_owner:\n            return\n", "        return\n",
+        only(RETIRE, "does_not_trust"),
     ),
     Mutant(
         "attempt-reclaim-in-doubt", "writing/reclaim.py",

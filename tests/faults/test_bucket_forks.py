@@ -3,10 +3,13 @@
 import multiprocessing
 import os
 import signal
+import subprocess
+import sys
 import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,7 +19,7 @@ from snapfmt.errors import SnapfmtError
 from snapfmt.testing.bucket_world import found, rows, save, whole, write
 from snapfmt.testing.s3_servers import S3Server
 
-WAIT_S = 30.0
+WAIT_S = 20.0
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork here")
 
 
@@ -109,6 +112,37 @@ def test_a_child_of_a_busy_parent_never_hangs(
     assert found(repository) == {number: rows(number) for number in range(1, 5)}
 
 
+QUIET = """
+import gc, os, sys
+from snapfmt import Repository
+repository = Repository.open(sys.argv[1])
+repository.numbers()
+if (pid := os.fork()) == 0:
+    # Its own session takes the place of the parent's, which nothing holds any more.
+    repository.numbers()
+    gc.collect()
+    os._exit(0)
+assert os.waitpid(pid, 0)[1] == 0
+repository.numbers()
+"""
+
+
+def test_a_child_says_nothing_about_its_parents_sessions(
+    seaweedfs: S3Server, bucket_url: Callable[[], str]
+) -> None:
+    """In a process of its own: pytest would hear it before anybody else."""
+    url = bucket_url()
+    opened(seaweedfs, url, create=True)
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore::DeprecationWarning", "-c", QUIET, url],
+        env={**os.environ, **seaweedfs.environment},
+        capture_output=True,
+        timeout=60,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, b"")
+
+
 def test_the_attempt_of_a_parent_is_not_its_childs(
     seaweedfs: S3Server, bucket_url: Callable[[], str]
 ) -> None:
@@ -118,6 +152,29 @@ def test_the_attempt_of_a_parent_is_not_its_childs(
         receipt = write(attempt, 1)
         assert in_a_fork(attempt.abandon) == 0
         attempt.publish([receipt])
+    assert found(repository) == {1: rows(1)}
+
+
+@pytest.mark.parametrize("warm", [True, False])
+def test_the_part_of_a_parent_is_not_its_childs(tmp_path: Path, warm: bool) -> None:
+    """Its threads are not there: a child is told so at once."""
+    repository = Repository.open(tmp_path / "run", create=True)
+    with repository.begin() as attempt, attempt.part("p", workers=1) as part:
+        table = part.table("t")
+        if warm:
+            table.append(["a1", "b1"], {"x": [1, 2]})
+            part.stage("note", b"note 1")
+        for work in (
+            lambda: part.stage("other", b"of the child"),
+            lambda: table.append(["c"], {"x": [3]}),
+            table.close,
+            part.seal,
+        ):
+            assert in_a_fork(work) == 3
+        if not warm:
+            table.append(["a1", "b1"], {"x": [1, 2]})
+            part.stage("note", b"note 1")
+        attempt.publish([part.seal()])
     assert found(repository) == {1: rows(1)}
 
 

@@ -51,6 +51,19 @@ def test_a_folder_that_may_not_be_looked_at_is_passed_over(tmp_path: Path) -> No
     assert Repository.open(Below(LocalStore(tmp_path)), create=True).numbers() == []
 
 
+def test_what_lies_below_and_may_not_be_looked_at_is_passed_over(tmp_path: Path) -> None:
+    """As the lost+found of a disk."""
+    (tmp_path / "lost+found").mkdir()
+
+    class Closed(WrappedStore):
+        def size(self, key: str) -> int | None:
+            if key.startswith("lost+found/"):
+                raise StorageDenied("no", what=key)
+            return LocalStore(tmp_path).size(key)
+
+    assert Repository.open(Closed(LocalStore(tmp_path)), create=True).numbers() == []
+
+
 def test_the_parents_of_a_prefix() -> None:
     client = S3Client("s3://bucket/a/b/c?endpoint_url=http://h:1", {"anon": True})
     shown = [parent.location.partition("?") for parent in client.parents()]

@@ -377,6 +377,9 @@ def test_an_attempt_is_given_up_without_a_look_at_every_snapshot(repository: Rep
         watched = CountingStore(repository.store)
         again = Repository(watched, repository.document, limits=repository.limits)
         attempt = again.begin()
+        with attempt.part("p", workers=1) as part:
+            part.stage("note", b"written")
+            part.seal()
         if damaged:
             (Path(repository.location) / layout.lease_key(attempt.id)).write_bytes(b"{}")
         watched.reads.clear()

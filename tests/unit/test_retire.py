@@ -470,6 +470,23 @@ def test_clean_up_never_takes_what_a_newer_snapshot_uses(
     assert repository.verify().ok
 
 
+@pytest.mark.req("W-9")
+@pytest.mark.parametrize("number", [0, 2, 9])
+def test_clean_up_does_not_trust_the_number_of_a_lease(
+    repository: Repository, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    """One flipped bit of it, and what is published would go."""
+    attempt_id = left_behind(repository, monkeypatch)
+    before = contents(repository.snapshot(1))
+    (lease,) = repository.leases()
+    damaged = canonical.encode(lease.model_copy(update={"number": number}))
+    repository.store.replace(layout.lease_key(attempt_id), damaged)
+    monkeypatch.setattr(lease_module, "is_dead", lambda _: True)
+    assert repository.clean_up() == [attempt_id]
+    assert contents(repository.snapshot(1)) == before
+    assert repository.verify().ok
+
+
 def test_in_doubt_whether_it_was_retired_its_objects_stay(
     repository: Repository, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -57,6 +57,7 @@ def test_a_url_names_a_place(url: str, bucket: str, prefix: str, location: str) 
         "s3://b2k//x", "s3://b2k/a//b", "s3://b2k/x//", "s3://b2k/./x", "s3://b2k/a/..",
         "s3://b2k/a\\b", "s3://b2k/x#seed1", "s3://b2k/a\tb", "s3://b2k/a\nb", "s3://b2k/a\x7fb",
         "s3://b2k/\ud800", "s3://b2k/" + "x" * (MAX_PREFIX + 1), "s3://[x", "s3:/b2k/x", "s3:b2k",
+        f"s3:k:{SECRET}@b2k/x", f"S3A:/k:{SECRET}@b2k/x",
         f"s3://b2k/x?secret={SECRET}", "s3://b2k/x?anon=perhaps", "s3://b2k/x?endpoint_url=",
         "s3://b2k/x?endpoint_url=notaurl", "s3://b2k/x?endpoint_url=ftp://h",
         f"s3://b2k/x?endpoint_url=http://u:{SECRET}@h", "s3://b2k/x?endpoint_url=http://h:port",
@@ -73,6 +74,7 @@ def test_a_url_that_could_mean_another_place_is_refused(url: str) -> None:
     "options",
     [
         "abc", 5, {1: 2}, {"client_kwargs": 3}, {"config_kwargs": "x"}, {"endpoint_url": 5},
+        {"config_kwargs": {"s3": "x"}},
         {"use_listings_cache": True}, {"asynchronous": True}, {"anon": "no idea"},
         {"endpoint_url": f"http://h/?token={SECRET}"},
         {"client_kwargs": {"endpoint_url": f"http://h/#{SECRET}"}},

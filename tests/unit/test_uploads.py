@@ -1,6 +1,7 @@
 """Packs on their way into a bucket: in pieces, bounded, beside the encoding, and given up."""
 
 import threading
+import tracemalloc
 from collections.abc import Mapping
 from typing import Any
 
@@ -35,14 +36,32 @@ def of(*pieces: bytes) -> Pieces:
 @given(st.lists(st.integers(0, 40)), st.integers(1, 16))
 def test_pieces_are_sent_whole_and_more_than_once(sizes: list[int], block: int) -> None:
     given_pieces = [bytes([number % 251]) * size for number, size in enumerate(sizes)]
-    made = of(*given_pieces)
-    assert len(made) == sum(sizes)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(pieces_module, "BLOCK", block)
+        made = of(*given_pieces)
+        assert len(made) == sum(sizes)
         for _ in range(2):
             blocks = list(made.blocks())
             assert b"".join(blocks) == b"".join(given_pieces) == bytes(made)
             assert all(0 < len(part) <= block for part in blocks)
+
+
+def test_small_pieces_take_no_more_memory_than_their_bytes() -> None:
+    """Nor do dropped ones, while somebody waits to send the next block."""
+    line, count = b"0123456789abcdef", 4 * pieces_module.BLOCK // 16
+    tracemalloc.start()
+    try:
+        made = of(*(bytes(bytearray(line)) for _ in range(count)))
+        blocks = made.blocks()
+        next(blocks)
+        size, _ = tracemalloc.get_traced_memory()
+        made.drop()
+        left, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert len(made) <= size < 1.5 * len(made)
+    assert left < 1.5 * pieces_module.BLOCK
+    del blocks
 
 
 def test_pieces_that_were_dropped_break_off() -> None:
@@ -178,6 +197,25 @@ def test_a_part_is_given_up_while_its_packs_are_stuck(bucket: Gated) -> None:
     with pytest.raises(AttemptClosed):
         part.seal()
     settle(bucket, repository)
+
+
+def test_a_part_that_another_thread_gives_up_as_it_begins_leaves_no_thread(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    repository = repository_on(MemoryClient(), create=True)
+    attempt = repository.begin()
+    part = attempt.part("p", workers=1)
+    make = ObjectStore.sink
+
+    def given_up(self: ObjectStore, workspace: str, name: str) -> Any:
+        sink = make(self, workspace, name)
+        in_thread(attempt.abandon).join(PATIENCE_S)
+        return sink
+
+    monkeypatch.setattr(ObjectStore, "sink", given_up)
+    with pytest.raises(AttemptClosed):
+        part.stage("small", b"more")
+    assert "snapfmt-pack-writer" not in {thread.name for thread in threading.enumerate()}
 
 
 def settle(bucket: Gated, repository: Repository) -> None:
