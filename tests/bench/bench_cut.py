@@ -1,16 +1,17 @@
 """How long a save stops the writers of a live TransferQueue, and what its producers notice."""
 
 import argparse
+import contextlib
 import json
 import os
 import statistics
 import sys
 import tempfile
-import threading
 import time
 import warnings
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
 os.environ.setdefault("TQ_LOGGING_LEVEL", "ERROR")
@@ -22,7 +23,8 @@ import transfer_queue as tq
 from tensordict import TensorDict
 
 sys.path.insert(0, str(Path(__file__).parent))
-from bench_transfer_queue import native_save, restart_queue, start_queue, timed
+from bench_transfer_queue import fill, native_save, restart_queue, start_queue, timed
+from workloads import Workload
 
 from snapfmt.adapters.transfer_queue import save
 from snapfmt.adapters.transfer_queue.saving import prepare_cut
@@ -101,8 +103,9 @@ def put(rows: int, width: int, batch: int = 4096) -> None:
 
 
 def producers(mib: int, rounds: int, result: dict[str, Any]) -> None:
-    """Latency of puts by a thread: idle, while snapfmt saves, and during the queue's own save."""
-    put(8192, mib * MIB // (8192 * COLUMNS * 4))
+    """Latency of another process's puts: idle, while snapfmt saves, in the queue's own save."""
+    fill(Workload("long", "train", mib * MIB // (4096 * 28), 4096, "text"))
+    producer = Producer()
     found: dict[str, list[float]] = {"idle": [], "snapfmt": [], "native": []}
     highest: dict[str, list[float]] = {name: [] for name in found}
     seconds: dict[str, list[float]] = {name: [] for name in found}
@@ -115,7 +118,7 @@ def producers(mib: int, rounds: int, result: dict[str, Any]) -> None:
                 "native": lambda folder=folder, number=number: native_save(folder / f"{number}"),
             }
             for kind, work in saves.items():
-                with Producer() as producer:
+                with producer.running():
                     seconds[kind].append(timed(work))
                 found[kind].append(percentile(producer.latencies_ms, 0.99))
                 highest[kind].append(max(producer.latencies_ms))
@@ -129,34 +132,62 @@ def producers(mib: int, rounds: int, result: dict[str, Any]) -> None:
 
 
 class Producer:
-    """Puts one row after the other while the block runs."""
+    """A process that puts one row after the other while a block runs."""
 
-    def __enter__(self) -> Self:
+    def __init__(self) -> None:
         self.latencies_ms: list[float] = []
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run, daemon=True)
-        self._thread.start()
-        time.sleep(0.2)
-        self.latencies_ms.clear()
-        return self
+        self._actor = _PUTTER.remote()
+        ray.get(self._actor.ready.remote())
 
-    def _run(self) -> None:
-        fields = {f"column{number}": torch.zeros(1, 64) for number in range(COLUMNS)}
-        number = 0
-        while not self._stop.wait(0.002):
+    @contextlib.contextmanager
+    def running(self) -> Iterator[None]:
+        """Within the context; afterwards the latencies are there."""
+        running = self._actor.run.remote()
+        time.sleep(0.3)
+        try:
+            yield
+        finally:
+            ray.get(self._actor.stop.remote())
+            self.latencies_ms = ray.get(running)
+
+
+class Putter:
+    """Runs in the process of a producer."""
+
+    def __init__(self) -> None:
+        self._stopped = False
+        tq.init()
+
+    def ready(self) -> bool:
+        """One put, so that nothing is connected later."""
+        self._put(0)
+        return True
+
+    def stop(self) -> None:
+        """End `run`."""
+        self._stopped = True
+
+    def run(self) -> list[float]:
+        """Milliseconds of each put."""
+        self._stopped, found = False, []
+        while not self._stopped:
             started = time.perf_counter()
-            tq.kv_batch_put(
-                keys=[f"live{number % 64}"],
-                partition_id="live",
-                fields=TensorDict(fields, batch_size=1),
-                tags=[{"weight_version": 1}],
-            )
-            self.latencies_ms.append((time.perf_counter() - started) * 1e3)
-            number += 1
+            self._put(len(found) % 64)
+            found.append((time.perf_counter() - started) * 1e3)
+            time.sleep(0.002)
+        return found
 
-    def __exit__(self, *_: object) -> None:
-        self._stop.set()
-        self._thread.join()
+    def _put(self, number: int) -> None:
+        fields = {f"column{column}": torch.zeros(1, 64) for column in range(COLUMNS)}
+        tq.kv_batch_put(
+            keys=[f"live{number}"],
+            partition_id="live",
+            fields=TensorDict(fields, batch_size=1),
+            tags=[{"weight_version": 1}],
+        )
+
+
+_PUTTER: Any = ray.remote(num_cpus=0, max_concurrency=2)(Putter)
 
 
 def percentile(values: list[float], share: float) -> float:
