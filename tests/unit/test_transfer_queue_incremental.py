@@ -17,7 +17,7 @@ from snapfmt import MISSING, Repository
 from snapfmt.adapters.transfer_queue import remember, state, unit, unit_rows
 from snapfmt.adapters.transfer_queue.jobs import drop, holding_of
 from snapfmt.adapters.transfer_queue.state import UnitPlan
-from snapfmt.errors import NotPublished
+from snapfmt.errors import DeadlineExceeded, NotPublished
 from snapfmt.format import canonical, layout
 from snapfmt.reading.table import TableReader
 from snapfmt.writing import carry
@@ -309,6 +309,17 @@ def test_rows_of_a_fields_metadata_are_known_from_what_is_produced() -> None:
     for item in (cut, other):
         assert item.indexes_of("ids").tolist() == [1, 4, 7]
         assert item.indexes_of("ids").dtype == np.int64
+
+
+def test_a_cut_that_is_not_taken_in_time_forgets_what_was_gathered(queue: Queue) -> None:
+    unit.gather(queue.unit, "late", 5.0, 60.0)
+    gate = unit._gate(queue.unit)
+    gate.hold("another", lease_s=60.0, timeout_s=5.0)
+    with pytest.raises(DeadlineExceeded):
+        unit.take_cut(queue.unit, "late", 0.01, 60.0)
+    gate.release("another")
+    drop(queue.unit, "late")
+    assert remember.tracker_of(queue.unit.storage_data)._pending == []
 
 
 def assert_same_references(actor: Any, cut_id: str) -> None:

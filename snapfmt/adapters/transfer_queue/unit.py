@@ -13,7 +13,7 @@ from snapfmt.adapters.transfer_queue import names
 from snapfmt.adapters.transfer_queue.hold import Gate, install_gate
 from snapfmt.adapters.transfer_queue.jobs import Holding, holding_of, holdings_of, keep
 from snapfmt.adapters.transfer_queue.pins import spilled_values
-from snapfmt.adapters.transfer_queue.remember import Memory, Tracker, tracker_of
+from snapfmt.adapters.transfer_queue.remember import Memory, tracker_of
 from snapfmt.adapters.transfer_queue.state import Counts, UnitPlan
 from snapfmt.adapters.transfer_queue.unit_rows import UnitCut, Written, write_rows
 from snapfmt.errors import CutInconsistent, FormatError, RestoreRefused
@@ -89,8 +89,8 @@ def gather(unit: Any, cut_id: str, timeout_s: float, lease_s: float) -> None:
     finally:
         gate.release(cut_id)
     gathered = Gathered({}, memory)
-    release = partial(_forget, tracker, memory)
-    keep(unit, cut_id, Holding(gathered, lease_s=lease_s, release=release))
+    holding = Holding(gathered, lease_s=lease_s, release=lambda _: tracker.drop(memory))
+    keep(unit, cut_id, holding)
     for name, values in list(data.field_data.items()):
         own = gathered.fields[name] = {}
         keys = list(values)
@@ -99,12 +99,8 @@ def gather(unit: Any, cut_id: str, timeout_s: float, lease_s: float) -> None:
             own |= zip(some, map(values.get, some), strict=True)
 
 
-def _forget(tracker: Tracker, memory: Memory, _: Holding) -> None:
-    tracker.drop(memory)
-
-
 def _gathered(unit: Any, cut_id: str) -> Gathered | None:
-    """What was gathered for this cut, unless it was let go or changes were missed."""
+    """What was gathered for this cut, unless it was let go; the caller drops its memory."""
     holding = holdings_of(unit).pop(cut_id, None)
     if holding is None:
         return None
@@ -120,15 +116,17 @@ def take_cut(unit: Any, cut_id: str, timeout_s: float, lease_s: float) -> CutRep
     """
     gate, data = _gate(unit), unit.storage_data
     tracker, before = tracker_of(data), _gathered(unit, cut_id)
-    waited = gate.hold(cut_id, lease_s=timeout_s, timeout_s=timeout_s)
     try:
-        fields = _references(data.field_data, before)
-        spilled = spilled_values(data)
-        if spilled is not None:
-            spilled.pin()
-        memory = tracker.begin()
+        waited = gate.hold(cut_id, lease_s=timeout_s, timeout_s=timeout_s)
+        try:
+            fields = _references(data.field_data, before)
+            spilled = spilled_values(data)
+            if spilled is not None:
+                spilled.pin()
+            memory = tracker.begin()
+        finally:
+            held = gate.release(cut_id)
     finally:
-        held = gate.release(cut_id)
         if before is not None:
             tracker.drop(before.memory)
     cut = UnitCut(fields, spilled, tracker, memory)
