@@ -24,7 +24,7 @@ from snapfmt.storage.urls import open_store, store_at
 from snapfmt.writing.attempt import Attempt
 from snapfmt.writing.collect import Collecting, CollectReport
 from snapfmt.writing.founding import found
-from snapfmt.writing.lease import hold, leases, new_lease, over
+from snapfmt.writing.lease import LEASE_SECONDS, hold, leases, new_lease, over
 from snapfmt.writing.part import PartWriter, decode_ticket
 from snapfmt.writing.pins import pin, pins, unpin
 from snapfmt.writing.reclaim import reclaim
@@ -37,8 +37,6 @@ from snapfmt_schemas.pin import Pin
 R = TypeVar("R", Retirement, Collecting)
 MAX_LEASE_SECONDS = 366 * 24 * 3600.0
 """No lease is longer than this many seconds."""
-LEASE_SECONDS = 3600.0
-"""How long an attempt may run before another save may take it over."""
 
 
 class Repository:

@@ -9,10 +9,10 @@ from snapfmt.limits import Limits
 from snapfmt.reading.snapshot import Snapshot
 from snapfmt.repair.report import Loss
 from snapfmt.repair.survey import PartPieces, Survey
-from snapfmt.repository import LEASE_SECONDS, Repository
+from snapfmt.repository import Repository
 from snapfmt.storage.base import Store
 from snapfmt.writing.attempt import Attempt
-from snapfmt.writing.lease import hold, new_lease, over
+from snapfmt.writing.lease import LEASE_SECONDS, hold, new_lease, over
 from snapfmt.writing.reclaim import reclaim
 from snapfmt_schemas.attempt import Receipt
 from snapfmt_schemas.manifest import Features, Manifest

@@ -11,10 +11,10 @@ import time
 
 from snapfmt.errors import LeaseExpired, RefusedError, SnapfmtError
 from snapfmt.format import canonical, layout
-from snapfmt.repository import LEASE_SECONDS, Repository
+from snapfmt.repository import Repository
 from snapfmt.storage.base import Store
 from snapfmt.transfer.parallel import run_for
-from snapfmt.writing.lease import is_over, new_lease, renewed, without_lease
+from snapfmt.writing.lease import LEASE_SECONDS, is_over, new_lease, renewed, without_lease
 from snapfmt.writing.presence import present
 from snapfmt_schemas.attempt import Lease
 

@@ -3,6 +3,7 @@
 import secrets
 import socket
 import time
+from typing import Final
 
 from snapfmt.errors import SnapfmtError, StorageUnavailable
 from snapfmt.format import canonical, layout
@@ -11,6 +12,8 @@ from snapfmt.storage.base import Store
 from snapfmt.writing.owner import current_owner, has_this_clock, is_dead
 from snapfmt_schemas.attempt import Lease
 
+LEASE_SECONDS: Final = 3600.0
+"""How long a lease lasts before others may take what it holds, unless it is renewed or says so."""
 SKEW_NS = 3_600_000_000_000
 """How far the clock of another machine may be off, in nanoseconds, before it costs a save."""
 

@@ -24,14 +24,13 @@ from snapfmt.format import canonical, layout
 from snapfmt.limits import Limits
 from snapfmt.storage.base import Store
 from snapfmt.writing.keeping import folder, pinned
-from snapfmt.writing.lease import new_lease, over
+from snapfmt.writing.lease import LEASE_SECONDS, new_lease, over
 from snapfmt.writing.presence import present
 from snapfmt.writing.reclaim import reclaim
 from snapfmt_schemas.pin import Pin
 
 PAUSES_S: Final = (0.02, 0.05, 0.1, 0.2, 0.4, 0.8, 1.5, 2.0, 2.5, 2.5)
 """Between two looks at a retirement that runs; about ten seconds in all."""
-_LEASE_SECONDS: Final = 3600.0
 
 
 def pin(store: Store, name: str, number: int, limits: Limits) -> Pin:
@@ -42,7 +41,7 @@ def pin(store: Store, name: str, number: int, limits: Limits) -> Pin:
         raise InputError(f"not a pin: {error.errors()[0]['msg']}", what=f"{name!r}") from error
     _check_published(store, number)
     # A retirement sees this lease, or it was announced before and is seen here.
-    lease = new_lease(0, base=number, seconds=_LEASE_SECONDS)
+    lease = new_lease(0, base=number, seconds=LEASE_SECONDS)
     held = layout.lease_key(lease.attempt_id)
     store.create(held, canonical.encode(lease))
     try:

@@ -12,9 +12,7 @@ from typing import Self
 from snapfmt.errors import LeaseExpired, SnapfmtError
 from snapfmt.format import canonical, layout
 from snapfmt.storage.base import Store
-from snapfmt.writing.lease import new_lease, renewed
-
-_LEASE_SECONDS = 3600.0
+from snapfmt.writing.lease import LEASE_SECONDS, new_lease, renewed
 
 
 class Presence:
@@ -24,7 +22,7 @@ class Presence:
         """`workspace`: its key for an attempt id, `layout.collect_key` or `layout.retire_key`."""
         self._store = store
         # It saves nothing: no number, no base.
-        self._lease = new_lease(0, base=None, seconds=_LEASE_SECONDS)
+        self._lease = new_lease(0, base=None, seconds=LEASE_SECONDS)
         self.id = self._lease.attempt_id
         self._workspace = workspace(self.id)
 
@@ -58,8 +56,8 @@ class Presence:
                 what=self._workspace,
                 hint="call it again; it goes on with what is left",
             )
-        if left < _LEASE_SECONDS * 1e9 / 2:
-            self._lease = renewed(self._lease, _LEASE_SECONDS)
+        if left < LEASE_SECONDS * 1e9 / 2:
+            self._lease = renewed(self._lease, LEASE_SECONDS)
             self._store.replace(layout.lease_key(self.id), canonical.encode(self._lease))
 
 

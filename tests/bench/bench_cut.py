@@ -23,7 +23,7 @@ import transfer_queue as tq
 from tensordict import TensorDict
 
 sys.path.insert(0, str(Path(__file__).parent))
-from bench_transfer_queue import fill, native_save, restart_queue, start_queue, timed
+from bench_transfer_queue import fill, native_save, restart_queue, start_queue, start_ray, timed
 from workloads import Workload
 
 from snapfmt.adapters.transfer_queue import save
@@ -47,13 +47,7 @@ def main() -> None:
     rounds = options.rounds or (3 if options.quick else 7)
     result: dict[str, Any] = {"rounds": rounds, "units": options.units}
     result |= {"ratios": {}, "spread": {}, "raw": {}}
-    ray.init(
-        num_cpus=8,
-        include_dashboard=False,
-        object_store_memory=200_000_000,
-        log_to_driver=False,
-        logging_level="ERROR",
-    )
+    start_ray()
     start_queue(options.units)
     try:
         for rows in [20_000] if options.quick else options.rows:

@@ -51,13 +51,7 @@ def main() -> None:
     }
     result: dict[str, Any] = {"rounds": rounds, "units": options.units, "ids": options.ids}
     result |= {"ratios": {}, "spread": {}, "raw": {}}
-    ray.init(
-        num_cpus=8,
-        include_dashboard=False,
-        object_store_memory=200_000_000,
-        log_to_driver=False,
-        logging_level="ERROR",
-    )
+    start_ray()
     try:
         for name, workload in workloads.items():
             if options.only in (None, name):
@@ -135,6 +129,17 @@ def note(result: dict[str, Any], name: str, theirs: list[float], ours: list[floa
     pairs = [a / b for a, b in zip(theirs, ours, strict=True)]
     result["ratios"][name] = statistics.median(theirs) / statistics.median(ours)
     result["spread"][name] = [min(pairs), max(pairs)]
+
+
+def start_ray() -> None:
+    """A cluster of this machine alone, that is quiet."""
+    ray.init(
+        num_cpus=8,
+        include_dashboard=False,
+        object_store_memory=200_000_000,
+        log_to_driver=False,
+        logging_level="ERROR",
+    )
 
 
 def start_queue(units: int) -> None:

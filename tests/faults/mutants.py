@@ -1033,7 +1033,7 @@ COLLECTING = (
     ),
     Mutant(
         "collect-renewal", "writing/presence.py",
-        "if left < _LEASE_SECONDS * 1e9 / 2:", "if False:",
+        "if left < LEASE_SECONDS * 1e9 / 2:", "if False:",
         only(COLLECT, "renews"),
     ),
     Mutant(

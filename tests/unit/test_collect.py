@@ -319,7 +319,7 @@ def test_a_collection_that_was_taken_over_deletes_no_more(
     with pytest.raises(LeaseExpired, match="taken over"):
         watching(repository, "delete", first, take_over).collect()
     assert stored(repository) == lost - {first}
-    monkeypatch.setattr(presence_module, "_LEASE_SECONDS", -1.0)
+    monkeypatch.setattr(presence_module, "LEASE_SECONDS", -1.0)
     with pytest.raises(LeaseExpired):
         repository.collect()
     assert stored(repository) == lost - {first}

@@ -340,7 +340,7 @@ def test_it_looks_before_each_step(repository: Repository, monkeypatch: pytest.M
 def test_a_retirement_whose_lease_ran_out_takes_nothing_out(
     repository: Repository, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(presence_module, "_LEASE_SECONDS", -1.0)
+    monkeypatch.setattr(presence_module, "LEASE_SECONDS", -1.0)
     with pytest.raises(LeaseExpired):
         repository.keep_latest(1)
     assert repository.numbers() == [1, 2, 3]

@@ -4,7 +4,7 @@ Tables of a partition (spec/v1/06-tables.md): `state/<table>` has one row per ro
 also for rows without values; `fields/<table>` has one row per field.
 """
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import chain
 from typing import Any
 
@@ -17,6 +17,7 @@ from snapfmt.adapters.transfer_queue.state import (
     FieldCut,
     Indexes,
     PartitionCut,
+    ascending,
 )
 from snapfmt.errors import FormatError, UnsupportedValue, UnsupportedVersion
 from snapfmt.format import tagged
@@ -117,7 +118,7 @@ def _write_state(
     sets = (cut.active, cut.pre_allocated, cut.indexed, allocated)
     flags = torch.zeros(len(known), len(sets), dtype=torch.bool)
     for position, group in enumerate(sets):
-        flags[:, position] = torch.from_numpy(np.isin(indexes, _sorted(group)))
+        flags[:, position] = torch.from_numpy(np.isin(indexes, ascending(group)))
     with part.table(f"state/{table}") as writer:
         for start in range(0, len(known), _CHUNK):
             check()
@@ -135,10 +136,6 @@ def _write_state(
                 },
             )
     return len(known)
-
-
-def _sorted(indexes: Collection[int]) -> Indexes:
-    return np.sort(np.fromiter(indexes, np.int64, len(indexes)))
 
 
 def _pick(bits: Any, rows: Any) -> Any:

@@ -2,9 +2,9 @@
 
 Order of the cut (spec/v1/06-tables.md): every unit gathers references to its values while writers
 go on; the controller's requests are held; every unit looks again at the rows that changed since;
-the controller copies its state; the requests go on. A put is allocate,
-store, notify, and a clear is mark, delete, forget, each starting and ending at the controller:
-while it stands still, a cell that counts as produced lies in its unit. Writing comes after.
+the controller copies its state; the requests go on. A put is allocate, store, notify, and a clear
+is mark, delete, forget, each starting and ending at the controller: while it stands still, a cell
+that counts as produced lies in its unit. Writing comes after.
 
 Values are taken by reference. What is replaced or cleared later does not touch the cut; a value
 that somebody changes in place inside a storage unit would, and nothing in TransferQueue does so.

@@ -1,7 +1,7 @@
 """The controller's state at the cut: copied in memory, and turned back into live objects."""
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -68,7 +68,7 @@ class PartitionCut:
         if own is None:
             found = self.production[:, self.fields[name]].numpy() == 1
             return np.flatnonzero(found).astype(np.int64)
-        return np.sort(np.fromiter(own, np.int64, len(own)))
+        return ascending(own)
 
     def known_indexes(self) -> set[int]:
         """Every global index that any part of the partition's state mentions."""
@@ -141,6 +141,11 @@ class Counts:
             if here != there:
                 found.append(f"{place[0]}.{place[1]}: {here} != {there} cells")
         return found
+
+
+def ascending(indexes: Collection[int]) -> Indexes:
+    """Global indexes as an array, in order."""
+    return np.sort(np.fromiter(indexes, np.int64, len(indexes)))
 
 
 def copy_controller(controller: Any, partitions: Iterable[str] | None) -> ControllerCut:
