@@ -97,7 +97,7 @@ class Bench:
         if wrong:
             found.problems.append(f"{damage.kind}, {damage.where}: {wrong}")
         self._tree.mend(damage.files)
-        for name in ("new", "pieces"):
+        for name in ("new", "pieces", "beside"):
             shutil.rmtree(self._folder / name, ignore_errors=True)
 
     def _alone(self, damage: Damage, found: Repairs) -> str:
@@ -170,15 +170,14 @@ class Bench:
         return "" if told == missing else f"lost {dict(missing)}, told {dict(told)}"
 
     def _beside(self) -> str:
-        report = repair(
-            self._tree.root, self._folder / "new2", also=[self._folder / "copy"], workers=1
-        )
-        found = Repository.open(self._folder / "new2")
-        data = {number: contents(found.snapshot(number)) for number in found.numbers()}
-        damage = found.verify().damage
-        shutil.rmtree(self._folder / "new2")
-        if data != self._saved or damage or report.numbers("pieces"):
+        new = self._folder / "beside"
+        report = repair(self._tree.root, new, also=[self._folder / "copy"], workers=1)
+        if report.whole != list(self._saved):
             return "a good copy beside it does not make it whole"
+        found = Repository.open(new)
+        data = {number: contents(found.snapshot(number)) for number in found.numbers()}
+        if data != self._saved or found.verify().damage:
+            return "with a good copy beside it the new repository is not whole"
         return ""
 
 

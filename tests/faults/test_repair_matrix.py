@@ -61,14 +61,17 @@ def test_a_loss_that_is_not_told_is_noticed(
 def test_a_copy_that_is_not_used_is_noticed(
     fast_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    found = Gathered._find
+    find = Gathered._find
     monkeypatch.setattr(
         Gathered,
         "_find",
-        lambda self, key, mark: found(Gathered(self._stores[:1], self._documents), key, mark),
+        lambda self, key, mark: find(Gathered(self._stores[:1], self._documents), key, mark),
     )
-    (tally,) = sample(fast_path, {"gone": 1})
-    assert any("does not make it whole" in text for text in tally.problems)
+    bench, found = Bench(fast_path), Repairs("gone")
+    place = Repository.open(fast_path / "run").snapshot(1).part("p").entry("note").location
+    damage = Damage("gone", "note", {layout.object_key(place.pack): None})
+    bench.judge(damage, found, beside=True)
+    assert ["does not make it whole" in text for text in found.problems] == [True], found
 
 
 @pytest.fixture
