@@ -1,0 +1,47 @@
+"""Calls that run ahead: in order, on threads only where there are several."""
+
+import threading
+from collections.abc import Callable, Iterator
+from functools import partial
+
+import pytest
+
+from snapfmt.reading.pooled import AHEAD, in_order
+
+
+def here(number: int) -> Callable[[], tuple[int, bool]]:
+    caller = threading.current_thread()
+    return lambda: (number, threading.current_thread() is caller)
+
+
+@pytest.mark.parametrize("count", [0, 1, 2, AHEAD, AHEAD + 1, 30])
+def test_results_come_in_order_and_one_call_needs_no_thread(count: int) -> None:
+    found = list(in_order(here(number) for number in range(count)))
+    assert found == [(number, count == 1) for number in range(count)]
+
+
+@pytest.mark.parametrize("count", [1, 2, 30])
+def test_the_first_error_is_raised_and_nothing_begins_after_it(count: int) -> None:
+    begun: list[int] = []
+
+    def call(number: int) -> Callable[[], int]:
+        def work() -> int:
+            begun.append(number)
+            if number == count - 1 or number == 3:
+                raise ValueError(number)
+            return number
+
+        return work
+
+    with pytest.raises(ValueError, match=str(min(count - 1, 3))):
+        list(in_order(map(call, range(count))))
+    assert len(begun) <= min(count, 4 + AHEAD)
+
+
+def test_who_stops_asking_ends_it() -> None:
+    def calls() -> Iterator[Callable[[], int]]:
+        for number in range(1000):
+            assert number <= AHEAD + 2
+            yield partial(int, number)
+
+    assert list(zip(range(2), in_order(calls()), strict=False)) == [(0, 0), (1, 1)]
