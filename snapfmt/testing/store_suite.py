@@ -211,6 +211,12 @@ class StoreSuite(PublicationSuite):
         assert store.journal(WORKSPACE) == []
         assert list(store.walk("objects")) == []
 
+    def test_a_journal_names_the_objects_of_its_workspace_alone(self, store: Store) -> None:
+        """Whoever gives up a workspace looks there for what may go."""
+        own, other = self.put(store, b"own"), self.put(store, b"other", "attempts/a2")
+        assert store.journal(WORKSPACE) == [own]
+        assert store.journal("attempts/a2") == [other]
+
     def test_the_same_object_twice_is_one(self, store: Store) -> None:
         """Equal bytes have one name; writing them again harms nobody."""
         key = self.put(store, b"data")

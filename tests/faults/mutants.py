@@ -36,6 +36,7 @@ PART = ("tests/unit/test_part_writer.py",)
 BASE = ("tests/unit/test_incremental.py",)
 VERIFY = ("tests/unit/test_verify.py",)
 LIVE = ("tests/unit/test_live_rows.py",)
+SUITE = ("tests/conformance/test_store_suite.py",)
 COPY = ("tests/unit/test_transfer.py",)
 REPAIR = ("tests/unit/test_repair.py",)
 REPAIR_KILLED = ("tests/faults/test_repair_matrix.py", "-k", "killed")
@@ -262,7 +263,7 @@ STORAGE = (
     Mutant(
         "objects-journal-owner", "storage/objects.py",
         "item.modified_ns >= since - _SKEW_NS and self._owner(item.key) == key",
-        "item.modified_ns >= since - _SKEW_NS", only(COPY, "ran_out or taken_over or bucket"),
+        "item.modified_ns >= since - _SKEW_NS", only(SUITE, "journal_names"),
     ),
     Mutant(
         "objects-journal-skew", "storage/objects.py",
