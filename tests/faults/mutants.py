@@ -306,7 +306,7 @@ WRITING = (
     Mutant(
         "pack-failure", "writing/pack.py",
         "        self._stop()\n        self._raise()\n", "        self._stop()\n",
-        ("tests/faults/test_surroundings.py", "-k", "injection or full"),
+        only(PART, "last_pack_fails"),
     ),
     Mutant(
         "pack-alignment", "writing/pack.py",
@@ -325,7 +325,7 @@ WRITING = (
     Mutant(
         "part-lease", "writing/part.py",
         "if not self._store.has_workspace(self._workspace):", "if False:",
-        only(PART, "abandoned_attempt"),
+        only(ATTEMPT, "taken_over"),
     ),
     Mutant(
         "part-deadline", "writing/part.py",

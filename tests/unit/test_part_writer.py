@@ -18,10 +18,12 @@ from snapfmt.errors import (
     InvalidRecord,
     LeaseExpired,
     NoMatch,
+    StorageFull,
 )
 from snapfmt.format import jsonl
 from snapfmt.format import pack as pack_format
 from snapfmt.limits import Limits
+from snapfmt.storage.local_sink import LocalSink
 from snapfmt.writing.lines import PreparedLine, prepare
 from snapfmt_schemas._base import Record
 
@@ -260,6 +262,30 @@ def test_a_part_of_an_abandoned_attempt(repository: Repository) -> None:
         elsewhere.stage("x", b"data")
     with pytest.raises(AttemptClosed):
         attempt.part("r")
+
+
+@pytest.mark.parametrize("method", ["write", "finish"])
+def test_a_part_whose_last_pack_fails_is_not_sealed(
+    repository: Repository, monkeypatch: pytest.MonkeyPatch, method: str
+) -> None:
+    """The bytes of a small part are written behind its back: only `seal` can tell of it."""
+    attempt = repository.begin()
+    part = attempt.part("p")
+    made: list[LocalSink] = []
+    whole = getattr(LocalSink, method)
+
+    def fail(sink: LocalSink, data: Any) -> None:
+        made.append(sink)
+        if sink is made[0]:
+            raise StorageFull("no space")
+        whole(sink, data)
+
+    monkeypatch.setattr(LocalSink, method, fail)
+    part.stage("x", b"data")
+    with pytest.raises(StorageFull):
+        part.seal()
+    with pytest.raises(AttemptClosed):
+        part.seal()
 
 
 def test_entries_of_several_packs(repository: Repository, monkeypatch: pytest.MonkeyPatch) -> None:
