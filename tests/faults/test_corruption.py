@@ -11,7 +11,7 @@ from snapfmt.errors import SnapfmtError
 from snapfmt.testing.corruption import Tree, copy, flip, swap, truncate
 from snapfmt.testing.samples import contents, everything, save
 
-POSITIONS = 300
+POSITIONS = 120
 """Positions at which a bit is flipped, over all files."""
 
 

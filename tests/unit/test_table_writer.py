@@ -138,11 +138,11 @@ def test_widening_inside_one_append_of_many_batches(session: Session, small: Non
 
 def test_many_tiny_appends(session: Session) -> None:
     table = session.part.table("t")
-    for i in range(5000):
+    for i in range(2000):
         columns: dict[str, Sequence[Any]] = {"x": [np.array(i)], "s": ["a" * (i % 5)]}
         session.append(table, [f"k{i}"], columns)
     reader = session.check()["t"]
-    assert reader.keys() == [f"k{i}" for i in range(5000)]
+    assert reader.keys() == [f"k{i}" for i in range(2000)]
     assert len(reader.segments()) == 1
 
 
