@@ -34,10 +34,12 @@ from snapfmt.testing.s3_servers import ACCESS_KEY, BUCKET, SECRET_KEY, S3Server
 MIB = 1024 * 1024
 ROWS = 16
 SENT_MIB = 128
+TARGET_MIB = 256
+"""Above the rows."""
 
 
 def main() -> None:
-    """Run the rounds, and print one JSON object."""
+    """Run the rounds, print a table, and one JSON object as the last line."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--mib", type=int, default=600, help="rows of all parts together")
     parser.add_argument("--parts", type=int, nargs="*", default=[1, 2])
@@ -56,11 +58,30 @@ def main() -> None:
         }
         for kind in ("send", "plain"):
             found[f"{kind}, {SENT_MIB} MiB"] = rounds(server, options, kind, 1)
-    print(json.dumps(found, indent=1))
+    result: dict[str, Any] = {"ratios": {}, "spread": {}, "rounds": options.rounds, "raw": found}
+    targets = {
+        f"{name}: memory of a part / target": [
+            run["peak_mib_per_part"] / TARGET_MIB for run in runs
+        ]
+        for name, runs in found.items()
+        if name.startswith("save")
+    }
+    sent, plain_sent = (
+        [run["cpu_s_per_gib"] for run in found[f"{kind}, {SENT_MIB} MiB"]]
+        for kind in ("send", "plain")
+    )
+    targets["processor time of sending / plain client"] = [
+        a / b for a, b in zip(sent, plain_sent, strict=True)
+    ]
+    for name, values in targets.items():
+        result["ratios"][name] = statistics.median(values)
+        result["spread"][name] = (min(values), max(values))
+        print(f"{name:64} {result['ratios'][name]:8.3f}   ({min(values):.3f} to {max(values):.3f})")
+    print(json.dumps(result))
 
 
-def rounds(server: S3Server, options: Any, kind: str, parts: int) -> dict[str, Any]:
-    """The medians of some runs, and each."""
+def rounds(server: S3Server, options: Any, kind: str, parts: int) -> list[dict[str, float]]:
+    """What some runs found."""
     runs = []
     for _ in range(options.rounds):
         url = f"s3://{BUCKET}/{uuid.uuid4().hex}"
@@ -72,8 +93,7 @@ def rounds(server: S3Server, options: Any, kind: str, parts: int) -> dict[str, A
             check=True,
         )
         runs.append(json.loads(done.stdout.splitlines()[-1]))
-    medians = {name: statistics.median(run[name] for run in runs) for name in runs[0]}
-    return {"median": medians, "runs": runs}
+    return runs
 
 
 def save(url: str, mib: int, parts: int) -> dict[str, float]:

@@ -308,22 +308,28 @@ async def measured(folder: Path, count: int, turns: int) -> dict[str, Any]:
 
     early = min(EARLY, turns)
 
-    def around(times: Sequence[float], turn: int) -> float:
-        return statistics.median(times[max(turn - AROUND, 0) : turn + AROUND])
+    def around(times: Sequence[float], turn: int) -> Sequence[float]:
+        return times[max(turn - AROUND, 0) : turn + AROUND]
 
     agent, model = parts["agent"], parts["model"]
     rewritten = sums["conversations"] + sums["lineage"]
+    exact = {
+        "bytes/rewrite_vs_all_files": rewritten / total,
+        "bytes/conversations_vs_agent_part": sums["conversations"] / agent,
+        "bytes/lineage_vs_model_part": sums["lineage"] / model,
+        "bytes/lineage_without_chains_vs_model_part": sums["lineage without chains"] / model,
+    }
+    timed = {
+        "seconds/last_vs_turn_10": (around(ours, turns), around(ours, early)),
+        "processor_seconds/last_vs_turn_10": (around(busy, turns), around(busy, early)),
+        "seconds/rewrite_last_vs_turn_10": (around(theirs, turns), around(theirs, early)),
+        "seconds/rewrite_vs_save_at_the_last_turn": (around(theirs, turns), around(ours, turns)),
+    }
+    median = statistics.median
     return {
-        "ratios": {
-            "bytes/rewrite_vs_all_files": rewritten / total,
-            "bytes/conversations_vs_agent_part": sums["conversations"] / agent,
-            "bytes/lineage_vs_model_part": sums["lineage"] / model,
-            "bytes/lineage_without_chains_vs_model_part": sums["lineage without chains"] / model,
-            "seconds/last_vs_turn_10": around(ours, turns) / around(ours, early),
-            "processor_seconds/last_vs_turn_10": around(busy, turns) / around(busy, early),
-            "seconds/rewrite_last_vs_turn_10": around(theirs, turns) / around(theirs, early),
-            "seconds/rewrite_vs_save_at_the_last_turn": around(theirs, turns) / around(ours, turns),
-        },
+        "ratios": exact | {name: median(a) / median(b) for name, (a, b) in timed.items()},
+        "spread": {name: (value, value) for name, value in exact.items()}
+        | {name: (min(a) / max(b), max(a) / min(b)) for name, (a, b) in timed.items()},
         "figures": {
             "conversations": count,
             "turns": turns,
@@ -333,10 +339,10 @@ async def measured(folder: Path, count: int, turns: int) -> dict[str, Any]:
             "bytes rewritten": rewritten,
             "bytes of the newest agent part": newest["agent"],
             "bytes of the newest model part": newest["model"],
-            "processor seconds at turn 10": around(busy, early),
-            "processor seconds at the last turn": around(busy, turns),
-            "seconds at turn 10": around(ours, early),
-            "seconds at the last turn": around(ours, turns),
+            "processor seconds at turn 10": median(around(busy, early)),
+            "processor seconds at the last turn": median(around(busy, turns)),
+            "seconds at turn 10": median(around(ours, early)),
+            "seconds at the last turn": median(around(ours, turns)),
         },
     }
 

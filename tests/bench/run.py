@@ -28,10 +28,12 @@ FULL = (
     ("metadata", ()),
     ("rows", ()),
     ("incremental", ("--rows", "14000", "--rounds", "5")),
+    ("conversations", ()),
     ("transfer_queue", ()),
     ("transfer_queue", ("--ids", "uniform", "--only", "long")),
     ("cut", ()),
     ("bucket", ()),
+    ("bucket_memory", ()),
     ("coordinator", ()),
 )
 
