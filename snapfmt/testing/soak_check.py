@@ -2,7 +2,7 @@
 
 import re
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,6 +12,7 @@ from snapfmt.errors import NotFoundError, SnapfmtError
 from snapfmt.format import canonical, layout
 from snapfmt.repository import Repository
 from snapfmt.storage import probes
+from snapfmt.storage.local import LocalStore
 from snapfmt.testing import soak_model
 from snapfmt.testing.samples import needed
 from snapfmt.transfer.claim import sweep
@@ -107,12 +108,29 @@ def _left(repository: Repository) -> list[str]:
     numbers = repository.numbers()
     wanted = {layout.REPOSITORY_KEY, *needed(repository)}
     wanted |= {layout.manifest_key(number) for number in numbers}
+    if not isinstance(repository.store, LocalStore):
+        wanted |= _copied(repository, numbers)
     left = [
         key
         for key, _ in repository.store.walk("")
         if key not in wanted and not key.endswith(f"/{layout.RETIRED}")
     ]
     return [*left, *(f"lease of {lease.attempt_id}" for lease in repository.leases())]
+
+
+def _copied(repository: Repository, numbers: Collection[int]) -> set[str]:
+    """Copies of manifests that are still published (spec/v1/08-reading.md).
+
+    In a bucket a retirement that died between its two requests leaves one; only the next
+    retirement of that snapshot may know that the second request is not on its way.
+    """
+    store, limit, found = repository.store, repository.limits.manifest_size, set()
+    for number in numbers:
+        key = layout.snapshot_key(number, layout.RETIRING)
+        if store.size(key) is not None:
+            same = store.get(layout.manifest_key(number), limit=limit)
+            found |= {key} if store.get(key, limit=limit) == same else set()
+    return found
 
 
 def told(found: Settled) -> dict[str, Any]:
