@@ -40,6 +40,11 @@ def tolerated(name: str) -> bool:
     return name.startswith(_TOLERATED)
 
 
+def claim(text: str) -> bytes:
+    """A short name for all that is said of bytes."""
+    return digest.raw_digest([text.encode()])
+
+
 def live_objects(store: Store) -> set[str]:
     """Keys of the objects that attempts wrote whose workspace was not fenced."""
     return {

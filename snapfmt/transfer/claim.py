@@ -11,6 +11,7 @@ import time
 
 from snapfmt.errors import LeaseExpired, RefusedError, SnapfmtError
 from snapfmt.format import canonical, layout
+from snapfmt.reading.folders import check_tops
 from snapfmt.repository import Repository
 from snapfmt.storage.base import Store
 from snapfmt.transfer.parallel import run_for
@@ -95,8 +96,12 @@ def sweep(target: Repository) -> None:
     """Remove what copiers, collectors and retirements left that are over; saves are not touched.
 
     The clean-up of saves does the same on its way, but leaves the workspace in a bucket.
+
+    Raises:
+        RefusedError: If something that is no folder hides what is there.
     """
     store = target.store
+    check_tops(store)
     for lease in target.leases():
         if is_over(lease):
             outer = layout.workspace_key(lease.attempt_id)

@@ -47,6 +47,7 @@ COLLECT_ORDER = ("tests/faults/test_collect_crashes.py", "-k", "order")
 LATE = ("tests/faults/test_bucket_publications.py",)
 REQUESTS = ("tests/faults/test_bucket_faults.py",)
 LINKS = ("tests/faults/test_surroundings.py", "-k", "link or safely or vanished")
+FOLDERS = ("tests/faults/test_folders.py",)
 SAFEGUARDS = ("tests/faults/test_safeguards.py",)
 CORRUPT = ("tests/faults/test_corruption.py",)
 FUZZ = ("tests/faults/test_fuzz.py", "-k", "sample")
@@ -799,6 +800,44 @@ COLLECTING = (
     Mutant(
         "keeping-closed-for-good", "writing/keeping.py", "self._gone.add(number)", "pass",
         only(RETIRE, "looked_at_once"),
+    ),
+    Mutant(
+        "keeping-nothing-left", "writing/keeping.py",
+        "            self._check_was_there(number, reason)\n", "            pass\n",
+        only(FOLDERS, "without_a_word"),
+    ),
+    Mutant(
+        "folders-of-the-root", "repository.py",
+        "        check_tops(self._store)\n        gone", "        gone",
+        only(FOLDERS, "one_of_the_four"),
+    ),
+    Mutant(
+        "folders-before-a-pin", "repository.py",
+        "        check_tops(self._store)\n        return pin(", "        return pin(",
+        only(FOLDERS, "one_of_the_four"),
+    ),
+    Mutant(
+        "folders-before-a-copy", "transfer/claim.py",
+        "    check_tops(store)\n", "", only(FOLDERS, "one_of_the_four"),
+    ),
+    Mutant(
+        "folders-of-snapshots", "repository.py", "        check_all(self._store)\n", "",
+        only(FOLDERS, "a_snapshots_folder"),
+    ),
+    Mutant(
+        "folders-in-doubt", "writing/reclaim.py",
+        "    if hidden(store):\n        return True\n", "", only(FOLDERS, "in_doubt"),
+    ),
+    Mutant(
+        "folders-behind-a-link", "storage/local.py",
+        "found = self._listed(names_beneath, prefix)",
+        "found = sorted(os.listdir(self._path(prefix) if prefix else self._root))",
+        only(FOLDERS, "stranger"),
+    ),
+    Mutant(
+        "folders-unknown-reach", "reading/verify.py",
+        '            self._blind.add(layout.snapshot_number(key.rpartition("/")[2]) or 0)\n', "",
+        only(FOLDERS, "a_snapshots_folder"),
     ),
     Mutant(
         "pin-without-number", "writing/keeping.py",
