@@ -1,6 +1,5 @@
 """Checks of what a part holds against what is said about it, for the audit."""
 
-import json
 from collections.abc import Callable
 from functools import partial
 from typing import Final, NoReturn, TypeVar
@@ -10,6 +9,7 @@ from snapfmt.format import canonical, compat, digest, layout
 from snapfmt.limits import MIB
 from snapfmt.reading.snapshot import Part
 from snapfmt.storage.base import Store
+from snapfmt_schemas import lines
 from snapfmt_schemas.attempt import Receipt
 from snapfmt_schemas.manifest import Manifest, RepositoryDocument
 
@@ -88,8 +88,8 @@ def check_records(part: Part, path: str) -> None:
         if len(line) != place.line_size:
             raise FormatError("index does not point at the lines", what=what)
         try:
-            json.loads(line)
-        except (ValueError, RecursionError) as error:
+            lines.parse(line)
+        except ValueError as error:
             raise FormatError(f"not a JSON line: {error}", what=what) from error
 
 

@@ -47,6 +47,7 @@ COLLECT_ORDER = ("tests/faults/test_collect_crashes.py", "-k", "order")
 LATE = ("tests/faults/test_bucket_publications.py",)
 REQUESTS = ("tests/faults/test_bucket_faults.py",)
 LINKS = ("tests/faults/test_surroundings.py", "-k", "link or safely or vanished")
+STRICT = ("tests/unit/test_strict_json.py",)
 FOLDERS = ("tests/faults/test_folders.py",)
 SAFEGUARDS = ("tests/faults/test_safeguards.py",)
 CORRUPT = ("tests/faults/test_corruption.py",)
@@ -800,6 +801,26 @@ COLLECTING = (
     Mutant(
         "keeping-closed-for-good", "writing/keeping.py", "self._gone.add(number)", "pass",
         only(RETIRE, "looked_at_once"),
+    ),
+    Mutant(
+        "tagged-finite", "format/tagged.py",
+        "parse_float=finite, ", "", only(STRICT, "bends"),
+    ),
+    Mutant(
+        "tagged-repeats", "format/tagged.py",
+        "return unique_pairs(members)", "return dict(members)", only(STRICT, "bends"),
+    ),
+    Mutant(
+        "tagged-repeated-items", "format/tagged.py",
+        "if len(found) != len(content):", "if False:", only(STRICT, "repeats"),
+    ),
+    Mutant(
+        "document-finite", "format/canonical.py",
+        "            parse_float=finite,\n", "", only(STRICT, "bends"),
+    ),
+    Mutant(
+        "verify-lines", "reading/checks.py",
+        "            lines.parse(line)\n", "            pass\n", only(STRICT, "lines_as"),
     ),
     Mutant(
         "keeping-nothing-left", "writing/keeping.py",
