@@ -15,6 +15,7 @@ from snapfmt.errors import (
 )
 from snapfmt.format import compat, layout
 from snapfmt.limits import DEFAULT_LIMITS, Limits
+from snapfmt.reading.folders import check_all, check_tops
 from snapfmt.reading.newest import Selection, newest
 from snapfmt.reading.report import VerifyReport
 from snapfmt.reading.snapshot import Snapshot
@@ -277,6 +278,7 @@ class Repository:
 
         So is what has no lease, which no running attempt is without.
         """
+        check_tops(self._store)
         gone = over(self._store, self._limits)
         for attempt_id in gone:
             reclaim(self._store, attempt_id)
@@ -322,6 +324,7 @@ class Repository:
             compat.require(self._document.features, operation, what=layout.REPOSITORY_KEY)
 
     def _of(self, kind: "type[R]") -> "R":
+        check_all(self._store)
         return kind(self._store, repository_id=self.id, limits=self._limits, gone=self._gone)
 
     def collect(self, *, dry_run: bool = False) -> CollectReport:
@@ -353,6 +356,7 @@ class Repository:
         """
         _check_number(number, "number")
         compat.require(self._document.features, "write", what=layout.REPOSITORY_KEY)
+        check_tops(self._store)
         return pin(self._store, name, number, self._limits)
 
     def unpin(self, name: str) -> None:

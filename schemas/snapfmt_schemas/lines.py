@@ -6,6 +6,7 @@
 import contextlib
 import gc
 import json
+import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final, TypeVar
 
@@ -45,11 +46,20 @@ def from_line(model: type[R], data: bytes) -> R:
     Raises:
         ValueError: If it is not JSON in UTF-8, repeats a key, or breaks the schema.
     """
+    return from_value(model, parse(data))
+
+
+def parse(data: bytes | str) -> Any:
+    """The JSON value in a line, or in any other text that is kept as it was given.
+
+    Raises:
+        ValueError: If it is not JSON in UTF-8, repeats a key, holds a number that no double is
+            near, or is nested too deep.
+    """
     try:
-        value = _DECODER.decode(data.decode("utf-8"))
+        return _DECODER.decode(data if isinstance(data, str) else data.decode("utf-8"))
     except RecursionError as error:
-        raise ValueError(f"{model.__name__} line is nested too deep") from error
-    return from_value(model, value)
+        raise ValueError("nested too deep") from error
 
 
 def from_lines(model: type[R], lines: Sequence[bytes]) -> list[R] | None:
@@ -123,6 +133,18 @@ def unique_pairs(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return result
 
 
+def finite(text: str) -> float:
+    """The double that a number is; Python takes one that none is near for an infinity.
+
+    Raises:
+        ValueError: If there is none.
+    """
+    value = float(text)
+    if math.isinf(value):
+        raise ValueError(f"{text} is larger than a double")
+    return value
+
+
 def no_constant(text: str) -> Any:
     """What a parser does with NaN and the infinities, which Python takes and JSON has not.
 
@@ -146,4 +168,4 @@ def _encoder() -> Callable[[Any], str]:
 
 # Made once: `json.dumps` and `json.loads` make one for every call that is given a hook.
 _encode: Final = _encoder()
-_DECODER: Final = json.JSONDecoder(object_pairs_hook=unique_pairs)
+_DECODER: Final = json.JSONDecoder(object_pairs_hook=unique_pairs, parse_float=finite)

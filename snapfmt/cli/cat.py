@@ -2,7 +2,6 @@
 
 import argparse
 import base64
-import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -131,10 +130,12 @@ def _record(part: "Part", entry: "Entry", key: str) -> bytes:
 
 
 def _parsed(lines: Iterator[bytes], what: str) -> Iterator[Any]:
+    from snapfmt_schemas.lines import parse
+
     for number, line in enumerate(lines):
         try:
-            yield json.loads(line)
-        except (ValueError, RecursionError) as error:
+            yield parse(line)
+        except ValueError as error:
             raise FormatError(f"not a JSON line: {error}", what=f"{what}:{number}") from error
 
 

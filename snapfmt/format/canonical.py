@@ -10,7 +10,7 @@ from pydantic import BaseModel, ValidationError
 from snapfmt.errors import FormatError, InputError, LimitExceeded, UnsupportedVersion
 from snapfmt.format.columns import is_utf8
 from snapfmt.limits import DEFAULT_LIMITS, Limits
-from snapfmt_schemas.lines import no_constant
+from snapfmt_schemas.lines import finite, no_constant
 
 M = TypeVar("M", bound=BaseModel)
 
@@ -86,7 +86,7 @@ def parse(data: bytes, *, what: str, size_limit: int, limits: Limits = DEFAULT_L
             data.decode("utf-8"),
             object_pairs_hook=_unique_pairs,
             parse_int=integer,
-            parse_float=_finite,
+            parse_float=finite,
             parse_constant=no_constant,
         )
     except (ValueError, RecursionError) as error:
@@ -135,14 +135,6 @@ def _unique_pairs(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(result) != len(pairs):
         raise ValueError("an object repeats a key")
     return result
-
-
-def _finite(text: str) -> float:
-    # 1e999 reads as an infinity, which no canonical form has.
-    value = float(text)
-    if not math.isfinite(value):
-        raise ValueError("a number is too large")
-    return value
 
 
 def _depth(data: bytes) -> int:

@@ -7,6 +7,8 @@ OBJECTS = "objects"
 ATTEMPTS = "attempts"
 SNAPSHOTS = "snapshots"
 PINS = "pins"
+FOLDERS = frozenset({OBJECTS, ATTEMPTS, SNAPSHOTS, PINS})
+"""What is directly below the root beside `snapfmt.json`."""
 MANIFEST = "manifest.json"
 RETIRING = "retiring.json"
 RETIRED = "retired.json"

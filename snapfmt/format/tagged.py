@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from snapfmt.errors import FormatError, UnsupportedValue
-from snapfmt_schemas.lines import no_constant
+from snapfmt_schemas.lines import finite, no_constant, unique_pairs
 
 MAX_DEPTH = 200
 """Deepest nesting of a value; far from where any JSON reader of any language gives up."""
@@ -49,7 +49,9 @@ def decode(text: str | bytes) -> Any:
     try:
         # `json.loads` would take bytes in UTF-16 or with a mark before them, too.
         plain = text if isinstance(text, str) else text.decode("utf-8")
-        return json.loads(plain, object_hook=_raise, parse_constant=no_constant)
+        return json.loads(
+            plain, object_pairs_hook=_raise, parse_float=finite, parse_constant=no_constant
+        )
     except (ValueError, TypeError, KeyError, RecursionError, struct.error) as error:
         raise FormatError(f"not tagged JSON: {error}") from error
 
@@ -99,27 +101,34 @@ def _code_points(text: str) -> str:
     return text.encode("utf-32-be", "surrogatepass").hex()
 
 
-def _raise(value: dict[str, Any]) -> Any:
+def _raise(members: list[tuple[str, Any]]) -> Any:
     """One JSON object whose members were raised already."""
-    if len(value) == 1:
-        ((tag, content),) = value.items()
+    if len(members) == 1:
+        ((tag, content),) = members
         if tag.startswith("$"):
             return _untag(tag, content)
-    return value
+    return unique_pairs(members)
 
 
 _CONTAINERS = {"$tuple": tuple, "$set": set, "$frozenset": frozenset}
+
+
+def _whole(found: Any, content: list[Any]) -> Any:
+    """What repeats would be lost."""
+    if len(found) != len(content):
+        raise ValueError("an item or a key repeats")
+    return found
 
 
 def _untag(tag: str, content: Any) -> Any:
     if tag in _CONTAINERS:
         if not isinstance(content, list):
             raise ValueError(f"{tag} needs a list")
-        return _CONTAINERS[tag](content)
+        return _whole(_CONTAINERS[tag](content), content)
     if tag == "$dict":
         if not isinstance(content, list) or not all(type(pair) is list for pair in content):
             raise ValueError("$dict needs a list of pairs")
-        return dict(content)
+        return _whole(dict(content), content)
     if tag == "$text":
         return bytes.fromhex(content).decode("utf-32-be", "surrogatepass")
     if tag == "$bytes":

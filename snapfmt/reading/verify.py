@@ -16,10 +16,11 @@ from snapfmt.errors import (
     UnsupportedFeature,
     UnsupportedVersion,
 )
-from snapfmt.format import canonical, digest, jsonl, layout, pack
+from snapfmt.format import canonical, jsonl, layout, pack
 from snapfmt.format.reach import objects
 from snapfmt.limits import DEFAULT_LIMITS, Limits
 from snapfmt.reading import checks
+from snapfmt.reading.folders import hidden
 from snapfmt.reading.pooled import in_order
 from snapfmt.reading.report import Finding, Severity, VerifyReport
 from snapfmt.reading.segment import SegmentReader
@@ -30,6 +31,7 @@ from snapfmt_schemas.part import Location
 
 Progress = Callable[[int, str], None]
 """Called with the bytes that were just checked and what they belong to."""
+_ROOT = {layout.REPOSITORY_KEY, *layout.FOLDERS}
 
 
 def verify(
@@ -96,6 +98,11 @@ class _Audit:
                 self._find("format", "damage", key, "document is not in canonical form")
         except SnapfmtError as error:
             self._failed(error, key)
+        behind = hidden(self._store)
+        for key in behind:
+            # What is there may reach anything.
+            self._blind.add(layout.snapshot_number(key.rpartition("/")[2]) or 0)
+            self._find("unreadable", "damage", key, "no folder stands where one must be")
         for name in self._store.names(layout.SNAPSHOTS):
             number = layout.snapshot_number(name)
             folder = f"{layout.SNAPSHOTS}/{name}"
@@ -113,7 +120,7 @@ class _Audit:
                     self._find("extra", "extra", key, "no file of the format", (number,))
             if published:
                 self.snapshot(number)
-            elif known.isdisjoint(files):
+            elif known.isdisjoint(files) and folder not in behind:
                 self._find("leftover", "leftover", folder, "folder without a manifest")
             self._retired(sorted(known.intersection(files) - {layout.manifest_key(number)}))
 
@@ -190,7 +197,7 @@ class _Audit:
             where = f"{part.name}/{entry.path}"
             with _Catch(self, layout.object_key(entry.location.pack), number, where):
                 beside = part.entry(entry.index).digest if entry.index is not None else ""
-                claim = _claim(entry.model_dump_json() + beside)
+                claim = checks.claim(entry.model_dump_json() + beside)
                 if claim in self._good:
                     continue
                 part.stored(entry.path)
@@ -213,7 +220,7 @@ class _Audit:
                 if len(keys) != before + item.rows:
                     self._find("format", "damage", key, f"{where}: a key repeats", (number,))
                 stored = item.document.model_dump_json(exclude={"live", "live_digest", "live_rows"})
-                claim = _claim(stored)
+                claim = checks.claim(stored)
                 if claim not in self._good:
                     for size, label in item.check():
                         self._count(size, label)
@@ -263,7 +270,7 @@ class _Audit:
         strays: list[tuple[str, int]] = []
         for key, size in self._store.walk(""):
             top, name = key.split("/")[0], key.rpartition("/")[2]
-            if key == layout.REPOSITORY_KEY or top == layout.SNAPSHOTS or key in self._reach:
+            if key in _ROOT or top == layout.SNAPSHOTS or key in self._reach:
                 continue
             if top == layout.OBJECTS and layout.object_digest(key) is not None:
                 strays.append((key, size))
@@ -274,7 +281,6 @@ class _Audit:
                 if name.startswith(".") and name.endswith(".tmp"):
                     rule, text = ("leftover", "temporary file of a crashed write")
                 self._find(rule, "leftover" if rule == "leftover" else "extra", key, text)
-
         live = checks.live_objects(self._store)
         self._reach_since()
         for key, size in strays:
@@ -392,7 +398,3 @@ class _Catch:
         error.args = (f"{self._where}: {error}",)
         self._audit._failed(error, self._key, self._number)
         return True
-
-
-def _claim(text: str) -> bytes:
-    return digest.raw_digest([text.encode()])

@@ -169,6 +169,10 @@ class Gathered:
         """Of the first copy."""
         return self._stores[0].folders(prefix, but=but)
 
+    def not_folders(self, prefix: str) -> list[str]:
+        """Of the first copy."""
+        return self._stores[0].not_folders(prefix)
+
     def names(self, prefix: str) -> list[str]:
         """Of the first copy."""
         return self._stores[0].names(prefix)

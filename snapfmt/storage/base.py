@@ -122,6 +122,12 @@ class Store(Protocol):
     def names(self, prefix: str) -> list[str]:
         """Names directly under a folder, in order; empty if there is none."""
 
+    def not_folders(self, prefix: str) -> list[str]:
+        """Names directly under a folder of what is none, and cannot be looked into, in order.
+
+        Empty where every name of a key may have others below it.
+        """
+
     def create(self, key: str, data: Buffer) -> None:
         """Write a document unless the key exists.
 

@@ -13,7 +13,7 @@ import secrets
 import shutil
 import stat
 import sys
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 
 from snapfmt.errors import (
@@ -33,6 +33,8 @@ from snapfmt.storage.posix import (
     fsync_directory,
     fsync_file,
     holders,
+    names_beneath,
+    not_folders,
     open_beneath,
     probe,
     size_beneath,
@@ -52,8 +54,8 @@ class LocalStore:
         self._capabilities: dict[str, bool] | None = None
         try:
             if not self._root.is_dir() and (self._root.exists() or not create):
-                in_the_way = self._root.exists()
-                text = "a file stands where a folder must be" if in_the_way else "no such folder"
+                there = self._root.exists()
+                text = "a file stands where a folder must be" if there else "no such folder"
                 raise StoreNotFound(text, what=str(root), hint="check the path")
         except OSError as error:
             raise typed(error, str(root)) from error
@@ -130,11 +132,14 @@ class LocalStore:
     def size(self, key: str) -> int | None:
         """Size of the regular file, or None."""
         self._path(key)
+        size = self._size(key)
+        return None if size is None or self._is_closed(key, size) else size
+
+    def _size(self, key: str) -> int | None:
         try:
-            size = size_beneath(self._root, key)
+            return size_beneath(self._root, key)
         except OSError as error:
             raise typed(error, key) from error
-        return None if size is None or self._is_closed(key, size) else size
 
     def walk(self, prefix: str) -> Iterator[tuple[str, int]]:
         """Every regular file below a folder, in order; links are listed and never followed."""
@@ -152,22 +157,24 @@ class LocalStore:
                 yield key, status.st_size
 
     def names(self, prefix: str) -> list[str]:
-        """Names directly under a folder."""
-        try:
-            found = sorted(os.listdir(self._path(prefix) if prefix else self._root))
-        except (FileNotFoundError, NotADirectoryError):
-            return []
-        except OSError as error:
-            raise typed(error, prefix) from error
+        """Names directly under a folder; none through a link."""
+        found = self._listed(names_beneath, prefix)
         if PUBLISHED in found and prefix:
             key = f"{prefix}/{PUBLISHED}"
-            try:
-                size = size_beneath(self._root, key)
-            except OSError as error:
-                raise typed(error, key) from error
+            size = self._size(key)
             if size is not None and self._is_closed(key, size):
                 found.remove(PUBLISHED)
         return found
+
+    def _listed(self, look: Callable[[Path, Sequence[str]], list[str]], prefix: str) -> list[str]:
+        try:
+            return look(self._root, check_key(prefix) if prefix else ())
+        except OSError as error:
+            raise typed(error, prefix) from error
+
+    def not_folders(self, prefix: str) -> list[str]:
+        """Files, links and whatever else."""
+        return self._listed(not_folders, prefix)
 
     def holding(self, prefix: str, name: str) -> list[str]:
         """By a look at each, without opening any."""
@@ -235,7 +242,6 @@ class LocalStore:
 
     def open_workspace(self, key: str, *, publishes: str) -> None:
         """Make the folder of one attempt; a fence moves it, so nothing else need be known."""
-        del publishes
         path = self._path(key)
         try:
             path.parent.mkdir(exist_ok=True)
@@ -255,7 +261,6 @@ class LocalStore:
 
     def fence_workspace(self, key: str, *, by_owner: bool = False) -> bool:
         """Rename the folder: every later open, rename or publication through it fails."""
-        del by_owner
         path = self._path(key)
         try:
             path.rename(path.with_name(path.name + _FENCED))
@@ -286,8 +291,7 @@ class LocalStore:
         """Keys of the objects finished through this workspace."""
         found: set[str] = set()
         for folder in (key, key + _FENCED):
-            for name in self.names(f"{folder}/{JOURNAL}"):
-                found.add(name.replace("=", "/"))
+            found |= {name.replace("=", "/") for name in self.names(f"{folder}/{JOURNAL}")}
         return sorted(found)
 
     def sink(self, workspace: str, name: str) -> LocalSink:

@@ -164,6 +164,10 @@ class ObjectStore:
         listed = [(info.key, info.size) for info in self._all(prefix, deep=True)]
         return in_bucket.by_folder(in_bucket.folder_of(prefix), listed, but)
 
+    def not_folders(self, prefix: str) -> list[str]:
+        """None: a key hides no other."""
+        return []
+
     def names(self, prefix: str) -> list[str]:
         """Names directly under a folder."""
         folder = in_bucket.folder_of(prefix)
@@ -322,16 +326,15 @@ class ObjectStore:
         try:
             marker = json.loads(data)
             return {"publishes": str(marker["publishes"]), "fenced": bool(marker["fenced"])}
-        except (ValueError, KeyError, TypeError) as error:
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
             raise FormatError("not a workspace's marker", what=f"{key}/{_MARKER}") from error
 
     def _mark(self, key: str, *, publishes: str, fenced: bool) -> None:
         marker = f"{key}/{_MARKER}"
         check_key(publishes)
-        body = json.dumps({"publishes": publishes, "fenced": fenced}).encode()
         before = self._again(lambda: self._client.head(marker)) if fenced else None
         opened = {} if before is None else {"snapfmt-opened-ns": str(before.modified_ns)}
-        self._put(marker, body, opened)
+        self._put(marker, json.dumps({"publishes": publishes, "fenced": fenced}).encode(), opened)
 
     def _put(self, key: str, data: Buffer, metadata: Mapping[str, str]) -> None:
         mark = hashlib.sha256(data).digest()

@@ -91,6 +91,28 @@ def size_beneath(root: Path, key: str) -> int | None:
     return status.st_size if stat.S_ISREG(status.st_mode) else None
 
 
+def names_beneath(root: Path, folders: Sequence[str]) -> list[str]:
+    """Names in a folder below `root`, in order; empty where no step of the path is one."""
+    try:
+        with _folder_beneath(root, folders) as folder:
+            return sorted(os.listdir(folder))
+    except OSError as error:
+        if error.errno in NOT_A_FILE:
+            return []
+        raise
+
+
+def not_folders(root: Path, folders: Sequence[str]) -> list[str]:
+    """Names in a folder below `root` of what is no folder, in order; a link never is one."""
+    try:
+        with _folder_beneath(root, folders) as folder, os.scandir(folder) as entries:
+            return sorted(item.name for item in entries if not item.is_dir(follow_symlinks=False))
+    except OSError as error:
+        if error.errno in NOT_A_FILE:
+            return []
+        raise
+
+
 def holders(root: Path, prefix: str, name: str) -> Iterator[tuple[str, int]]:
     """Folders directly below one that hold a regular file of a name, and its size; no links."""
     try:

@@ -67,6 +67,10 @@ class WrappedStore:
         inner = [name for name in self.names(prefix) if name not in but]
         return {name: frozenset(self.names(f"{prefix}/{name}")) for name in inner}
 
+    def not_folders(self, prefix: str) -> list[str]:
+        """As the inner store."""
+        return self.inner.not_folders(prefix)
+
     def names(self, prefix: str) -> list[str]:
         """As the inner store."""
         return self.inner.names(prefix)

@@ -11,10 +11,19 @@ import time
 
 from snapfmt.errors import LeaseExpired, RefusedError, SnapfmtError
 from snapfmt.format import canonical, layout
+from snapfmt.reading.folders import check_tops
 from snapfmt.repository import Repository
 from snapfmt.storage.base import Store
 from snapfmt.transfer.parallel import run_for
-from snapfmt.writing.lease import LEASE_SECONDS, is_over, new_lease, renewed, without_lease
+from snapfmt.writing.lease import (
+    LEASE_SECONDS,
+    give_back,
+    is_over,
+    new_lease,
+    renewed,
+    take,
+    without_lease,
+)
 from snapfmt.writing.presence import present
 from snapfmt_schemas.attempt import Lease
 
@@ -48,7 +57,7 @@ class Claim:
 
     def _lease(self, base: int | None) -> str:
         lease = new_lease(self._number, base=base, seconds=self._seconds)
-        self._store.create(layout.lease_key(lease.attempt_id), canonical.encode(lease))
+        take(self._store, lease)
         self._leases[lease.attempt_id] = lease
         return lease.attempt_id
 
@@ -86,17 +95,28 @@ class Claim:
 
     def close(self) -> None:
         """Give it back; objects that were sent stay, and the next copy uses them."""
+        failed: SnapfmtError | None = None
         for attempt_id in list(self._leases):
-            _remove(self._store, attempt_id)
+            try:
+                _remove(self._store, attempt_id)
+            except SnapfmtError as error:
+                give_back(self._store, attempt_id)
+                failed = failed or error
             del self._leases[attempt_id]
+        if failed is not None:
+            raise failed
 
 
 def sweep(target: Repository) -> None:
     """Remove what copiers, collectors and retirements left that are over; saves are not touched.
 
     The clean-up of saves does the same on its way, but leaves the workspace in a bucket.
+
+    Raises:
+        RefusedError: If something that is no folder hides what is there.
     """
     store = target.store
+    check_tops(store)
     for lease in target.leases():
         if is_over(lease):
             outer = layout.workspace_key(lease.attempt_id)

@@ -35,7 +35,7 @@ from snapfmt.limits import DEFAULT_LIMITS, Limits
 from snapfmt.reading.snapshot import Snapshot
 from snapfmt.storage.base import Store
 from snapfmt.writing.base import check_reach, snapshot_of
-from snapfmt.writing.lease import renewed
+from snapfmt.writing.lease import give_back, renewed
 from snapfmt.writing.part import PartWriter
 from snapfmt.writing.reclaim import reclaim
 from snapfmt_schemas import redaction
@@ -304,7 +304,11 @@ class Attempt:
         if self._closed:
             return
         self._closed = True
-        reclaim(self._store, self.id, by_owner=True)
+        try:
+            reclaim(self._store, self.id, by_owner=True)
+        except SnapfmtError:
+            give_back(self._store, self.id)
+            raise
 
     def _close(self) -> None:
         self._closed = True

@@ -27,6 +27,8 @@ from snapfmt_schemas.attempt import Lease, Receipt
 from snapfmt_schemas.manifest import Manifest
 
 _HINT = "run `snapfmt verify` to see what is wrong; nothing was removed"
+_LOOKS = 2
+"""A listing may miss a document that gets another name meanwhile."""
 _CLOSED = frozenset({layout.RETIRED})
 _OPEN = frozenset({layout.MANIFEST, layout.RETIRING})
 
@@ -83,6 +85,8 @@ class Keeping:
         self._limits = limits
         self._gone = set() if gone is None else gone
         self._known: dict[int, dict[str, int]] = {}
+        self._seen: set[int] = set()
+        """Numbers of which there was a document: there always is one from then on."""
         self.unreadable: set[int] = set()
         """Numbers whose `retiring.json` could not be read by `leaving`: nobody knows its reach."""
 
@@ -147,7 +151,21 @@ class Keeping:
             if not name.startswith("."):
                 key = f"{layout.PINS}/{name}"
                 found.numbers[pinned(self.store, key, self._limits)] = f"pinned by {name}"
+        for number, reason in found.numbers.items():
+            self._check_was_there(number, reason)
         return found
+
+    def _check_was_there(self, number: int, reason: str) -> None:
+        """A snapshot that somebody needs has a document, or one that says that it is gone."""
+        for _ in range(_LOOKS):
+            if number in self._seen or layout.DOCUMENTS & set(self.store.names(folder(number))):
+                self._seen.add(number)
+                return
+        raise RefusedError(
+            f"the snapshot is {reason}, and nothing tells what it reached",
+            what=layout.snapshot_name(number),
+            hint="put its folder back, or unpin it if it never was there; nothing was removed",
+        )
 
     def waiting(self, held: Held, leaving: Mapping[int, Leaving]) -> dict[str, str]:
         """Objects that stay for now, and why.

@@ -1,11 +1,12 @@
 """Leases: what a save, a copy or a collector holds while it runs (spec/v1/07-writing.md, W-10)."""
 
+import contextlib
 import secrets
 import socket
 import time
 from typing import Final
 
-from snapfmt.errors import SnapfmtError, StorageUnavailable
+from snapfmt.errors import ConflictError, SnapfmtError, StorageUnavailable
 from snapfmt.format import canonical, layout
 from snapfmt.limits import Limits
 from snapfmt.storage.base import Store
@@ -33,12 +34,36 @@ def new_lease(
     )
 
 
+def take(store: Store, lease: Lease) -> None:
+    """Make a lease. One that fails leaves none, of which this process would stay the owner."""
+    try:
+        store.create(layout.lease_key(lease.attempt_id), canonical.encode(lease))
+    except ConflictError:
+        raise
+    except SnapfmtError:
+        give_back(store, lease.attempt_id)
+        raise
+
+
+def give_back(store: Store, attempt_id: str) -> None:
+    """Delete a lease if it can be; what is left of its attempt is over for every clean-up then.
+
+    It takes no descriptor, so that it works where there are none left.
+    """
+    with contextlib.suppress(SnapfmtError):
+        store.delete(layout.lease_key(attempt_id))
+
+
 def hold(store: Store, lease: Lease) -> None:
     """Make a save's lease, and then its workspace, which names what it may publish."""
-    store.create(layout.lease_key(lease.attempt_id), canonical.encode(lease))
-    store.open_workspace(
-        layout.workspace_key(lease.attempt_id), publishes=layout.manifest_key(lease.number)
-    )
+    take(store, lease)
+    try:
+        store.open_workspace(
+            layout.workspace_key(lease.attempt_id), publishes=layout.manifest_key(lease.number)
+        )
+    except SnapfmtError:
+        give_back(store, lease.attempt_id)
+        raise
 
 
 def renewed(lease: Lease, seconds: float) -> Lease:

@@ -1,7 +1,6 @@
 """Lines of record files: from a record or from its bytes to what is stored."""
 
 import json
-from math import isinf
 from typing import Any, NamedTuple
 
 from snapfmt.errors import InvalidRecord
@@ -63,13 +62,6 @@ def _parse(line: bytes) -> Any:
     return json.loads(
         line.decode("utf-8"),
         object_pairs_hook=lines.unique_pairs,
-        parse_float=_exact_float,
+        parse_float=lines.finite,
         parse_constant=lines.no_constant,
     )
-
-
-def _exact_float(text: str) -> float:
-    value = float(text)
-    if isinf(value):
-        raise ValueError(f"{text} is larger than a double")
-    return value

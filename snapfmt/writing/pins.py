@@ -5,7 +5,6 @@ unpinned. Until it is made a lease holds the snapshot, so that a pin which was m
 back, and one that was not leaves nothing.
 """
 
-import contextlib
 import time
 from typing import Final
 
@@ -17,14 +16,13 @@ from snapfmt.errors import (
     LeaseExpired,
     NoMatch,
     NotPublished,
-    SnapfmtError,
     SnapshotBusy,
 )
 from snapfmt.format import canonical, layout
 from snapfmt.limits import Limits
 from snapfmt.storage.base import Store
 from snapfmt.writing.keeping import folder, pinned
-from snapfmt.writing.lease import LEASE_SECONDS, new_lease, over
+from snapfmt.writing.lease import LEASE_SECONDS, give_back, new_lease, over, take
 from snapfmt.writing.presence import present
 from snapfmt.writing.reclaim import reclaim
 from snapfmt_schemas.pin import Pin
@@ -43,7 +41,7 @@ def pin(store: Store, name: str, number: int, limits: Limits) -> Pin:
     # A retirement sees this lease, or it was announced before and is seen here.
     lease = new_lease(0, base=number, seconds=LEASE_SECONDS)
     held = layout.lease_key(lease.attempt_id)
-    store.create(held, canonical.encode(lease))
+    take(store, lease)
     try:
         _let_retirements_end(store, number, limits)
         _let_it_settle(store, number)
@@ -57,8 +55,7 @@ def pin(store: Store, name: str, number: int, limits: Limits) -> Pin:
             )
     finally:
         # What fails here is the next clean-up's.
-        with contextlib.suppress(SnapfmtError):
-            store.delete(held)
+        give_back(store, lease.attempt_id)
     return found
 
 

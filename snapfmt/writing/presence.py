@@ -12,7 +12,7 @@ from typing import Self
 from snapfmt.errors import LeaseExpired, SnapfmtError
 from snapfmt.format import canonical, layout
 from snapfmt.storage.base import Store
-from snapfmt.writing.lease import LEASE_SECONDS, new_lease, renewed
+from snapfmt.writing.lease import LEASE_SECONDS, give_back, new_lease, renewed, take
 
 
 class Presence:
@@ -28,7 +28,7 @@ class Presence:
 
     def __enter__(self) -> Self:
         key = layout.lease_key(self.id)
-        self._store.create(key, canonical.encode(self._lease))
+        take(self._store, self._lease)
         try:
             self._store.open_workspace(self._workspace, publishes=key)
         except BaseException:
@@ -41,7 +41,7 @@ class Presence:
         with contextlib.suppress(SnapfmtError):
             self._store.drop_workspace(self._workspace)
             self._store.drop_workspace(layout.workspace_key(self.id))
-            self._store.delete(layout.lease_key(self.id))
+        give_back(self._store, self.id)
 
     def check(self) -> None:
         """Come before each step that others rely on to be seen.

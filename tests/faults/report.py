@@ -2,7 +2,8 @@
 
 `python tests/faults/report.py [--run] [NAME ...]` writes the named sections anew, or all of them,
 from the JSON file of each command in `build/faults`; with `--run` it runs the commands first, one
-after the other. A section without a file stays as it was. Each says of which commit it is.
+after the other. A section without a file stays as it was, and one whose command died makes the
+exit code 1. Each says of which commit it is: that which the command ran on.
 """
 
 import argparse
@@ -16,6 +17,8 @@ from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).resolve().parent
+ROOT = HERE.parents[1]
+REPORT = "tests/faults/REPORT.md"
 COMMANDS = {
     "crash_points": ["crash_points.py"],
     "power_loss": ["power_loss.py"],
@@ -41,23 +44,49 @@ COMMANDS = {
 """Name of the file of figures, and what writes it."""
 
 
-def run(name: str, path: Path) -> None:
-    """Run a command; its figures also stand where it found something."""
+CODE = ("snapfmt", "schemas", "coordinator", "tests", "spec", "pyproject.toml")
+"""What the figures depend on."""
+
+
+def run(name: str, path: Path) -> bool:
+    """Run a command and keep its figures, and of what; they also stand where it found something.
+
+    Returns whether there are any: a command that died has none, and its section stays.
+    """
     print(f"{name} ...", file=sys.stderr)
     program, *arguments = COMMANDS[name]
     path.unlink(missing_ok=True)
+    began = tree()
     done = subprocess.run(
         [sys.executable, str(HERE / program), *arguments], stdout=subprocess.PIPE, check=False
     )
-    if done.stdout:
-        path.write_bytes(done.stdout)
+    try:
+        found = json.loads(done.stdout)
+    except ValueError:
+        print(f"{name}: no figures, exit code {done.returncode}", file=sys.stderr)
+        return False
+    ended = tree()
+    of = began if began == ended else f"{began}, which became {ended} while it ran"
+    kept = {"of": of, "on": f"{datetime.now(UTC):%Y-%m-%d}", "found": found}
+    path.write_text(json.dumps(kept), "utf-8")
+    return True
 
 
-def commit() -> str:
-    """The commit of this tree, as far as git knows."""
-    command = ["git", "describe", "--always", "--dirty"]
-    done = subprocess.run(command, cwd=HERE, capture_output=True, text=True, check=False)
-    return f"commit {done.stdout.strip()}" if done.returncode == 0 else "an unknown commit"
+def tree() -> str:
+    """The commit of this tree, as far as git knows, and whether its code is that of the commit."""
+    head = git("describe", "--always")
+    if head is None:
+        return "an unknown commit"
+    changed = git("status", "--porcelain", "--", *CODE, f":!{REPORT}")
+    return f"commit {head}" if changed == "" else f"commit {head} with changes"
+
+
+def git(*arguments: str) -> str | None:
+    """What git says; None if it fails."""
+    done = subprocess.run(
+        ["git", *arguments], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    return done.stdout.strip() if done.returncode == 0 else None
 
 
 def crash_points(found: dict[str, Any]) -> list[str]:
@@ -311,10 +340,10 @@ def sections(text: str) -> dict[str, list[str]]:
     return found
 
 
-def section(name: str, found: dict[str, Any], commit: str) -> list[str]:
+def section(name: str, kept: dict[str, Any]) -> list[str]:
     """What one command found, and of which tree."""
-    title, *rest = WRITERS[name](found)
-    return [title, "", f"Of {commit}, {datetime.now(UTC):%Y-%m-%d}.", *rest]
+    title, *rest = WRITERS[name](kept["found"])
+    return [title, "", f"Of {kept['of']}, {kept['on']}.", *rest]
 
 
 def report(parts: dict[str, list[str]]) -> str:
@@ -360,16 +389,21 @@ def main() -> int:
     if unknown := [name for name in given.names if name not in COMMANDS]:
         parser.error(f"no such section: {', '.join(unknown)}")
     given.figures.mkdir(parents=True, exist_ok=True)
-    text = (HERE / "REPORT.md").read_text("utf-8")
-    parts = sections(text)
+    parts = sections((ROOT / REPORT).read_text("utf-8"))
+    failed = False
     for name in given.names or COMMANDS:
         path = given.figures / f"{name}.json"
-        if given.run:
-            run(name, path)
-        if path.exists():
-            parts[name] = section(name, json.loads(path.read_text("utf-8")), commit())
-            (HERE / "REPORT.md").write_text(report(parts), "utf-8")
-    return 0
+        if given.run and not run(name, path):
+            failed = True
+        elif path.exists():
+            try:
+                parts[name] = section(name, json.loads(path.read_text("utf-8")))
+            except (ValueError, LookupError, TypeError) as error:
+                print(f"{name}: not the figures of this program: {error!r}", file=sys.stderr)
+                failed = True
+                continue
+            (ROOT / REPORT).write_text(report(parts), "utf-8")
+    return 1 if failed else 0
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 import errno
 import os
 import resource
+import shutil
 import signal
 import subprocess
 import time
@@ -16,6 +17,7 @@ import pytest
 from snapfmt import Repository
 from snapfmt.errors import (
     AttemptError,
+    ConflictError,
     MissingObject,
     SnapfmtError,
     StorageDenied,
@@ -23,10 +25,11 @@ from snapfmt.errors import (
     StorageFull,
     StorageReadOnly,
 )
-from snapfmt.storage import posix
+from snapfmt.storage import local, posix
 from snapfmt.storage.base import CLOSED
 from snapfmt.testing.crashes import Call, SystemCalls
 from snapfmt.testing.samples import everything, save
+from snapfmt.transfer import copy_snapshot
 from snapfmt.writing import attempt as attempt_module
 
 Spawn = Callable[..., "subprocess.Popen[str]"]
@@ -121,7 +124,10 @@ def test_too_many_open_files(repository: Repository) -> None:
         assert len(descriptors()) <= opened, f"with {more} files more"
         seen = everything(repository)
         assert {key: seen[key] for key in before} == before
-        give_up(repository)
+        # This process lives, so that a lease which is left would stand for an hour.
+        assert repository.leases() == [], f"with {more} files more"
+        repository.clean_up()
+        assert repository.verify().findings == []
     assert refused > 0
     assert worked > 0
     with few_files(0), pytest.raises(StorageError):
@@ -129,6 +135,72 @@ def test_too_many_open_files(repository: Repository) -> None:
     with few_files(0), pytest.raises(StorageError):
         repository.snapshot()
     assert save(repository, value=3).number == len(repository.numbers())
+
+
+@pytest.mark.parametrize("what", ["save", "pin", "retire", "collect", "copy"])
+def test_the_lease_of_a_process_that_lives_does_not_stay(
+    repository: Repository, tmp_path: Path, what: str
+) -> None:
+    """However many files may still be opened when it begins, and when it ends."""
+    for value in (1, 2, 3):
+        save(repository, value=value)
+    root = Path(repository.location)
+    whole = shutil.copytree(root, tmp_path / "whole")
+    newer = Repository.open(shutil.copytree(root, tmp_path / "newer"))
+    save(newer, value=4)
+    calls: dict[str, Callable[[Repository], object]] = {
+        "save": lambda place: place.begin(base=1).abandon(),
+        "pin": lambda place: place.pin("best", 1),
+        "retire": lambda place: place.retire(1),
+        "collect": Repository.collect,
+        "copy": lambda place: copy_snapshot(newer, place, 4, workers=1),
+    }
+    refused = 0
+    for more in range(12):
+        shutil.rmtree(root)
+        shutil.copytree(whole, root)
+        place = Repository.open(root)
+        place.store.prepare()
+        with few_files(more):
+            try:
+                calls[what](place)
+            except SnapfmtError:
+                refused += 1
+        assert place.leases() == [], f"with {more} files more"
+        place.clean_up()
+        place.collect()
+        assert place.verify().findings == []
+    assert refused > 0
+    # One that is another's stays.
+    held = repository.begin()
+    with pytest.raises(ConflictError):
+        repository.begin(attempt_id=held.id)
+    assert [lease.attempt_id for lease in repository.leases()] == [held.id]
+
+
+def test_a_lease_whose_folder_cannot_be_synced_does_not_stay(
+    repository: Repository, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is there when the error comes; and so it is when its attempt cannot be cleaned up."""
+    save(repository, value=1)
+    attempt = repository.begin()
+
+    def fail(path: Path) -> None:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE), str(path))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(local, "fsync_directory", fail)
+        for call in (repository.begin, lambda: repository.pin("best", 1), attempt.abandon):
+            with pytest.raises(StorageError):
+                call()
+    assert repository.leases() == []
+    assert repository.clean_up() == [attempt.id]
+    assert repository.verify().findings == []
+
+
+def publishes(call: Call) -> bool:
+    """Whether it makes the snapshot appear."""
+    return call.name == "rename" and "snapshots/snapshot_" in call.target
 
 
 @pytest.mark.parametrize(
@@ -155,24 +227,28 @@ def test_a_save_after_which_the_disk_says_no(
     with monkeypatch.context() as patch:
         calls.install(patch)
         save(Repository.open(root), value=1)
-    last = next(
-        number
-        for number, call in reversed(list(enumerate(calls.calls)))
-        if call.name == "rename" and "snapshot_" in call.target
-    )
+    last = next(number for number, call in enumerate(calls.calls) if publishes(call))
     before = everything(repository)
-    for first in [*range(0, 6, 2), *range(6, last, last // 3), last]:
-        seen = [0]
+    # By its kind and not by its number: two objects in one folder are a sync less.
+    for first in [*range(0, 6, 2), *range(6, last - 6, last // 3), None]:
+        seen, failing = [0], [False]
 
-        def fail(call: Call, first: int = first, seen: list[int] = seen) -> OSError | None:
+        def fail(
+            call: Call,
+            first: int | None = first,
+            seen: list[int] = seen,
+            failing: list[bool] = failing,
+        ) -> OSError | None:
             seen[0] += 1
-            return OSError(code, os.strerror(code), call.path) if seen[0] > first else None
+            failing[0] |= publishes(call) if first is None else seen[0] > first
+            return OSError(code, os.strerror(code), call.path) if failing[0] else None
 
         with monkeypatch.context() as patch:
             SystemCalls(root, fail=fail).install(patch)
             with pytest.raises(kind, match=os.strerror(code).split()[0]):
                 save(Repository.open(root), value=2)
         assert everything(repository) == before, first
+        assert failing[0]
         repository.clean_up()
     assert save(repository, value=3).number == 3
     give_up(repository)

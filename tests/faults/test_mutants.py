@@ -66,7 +66,8 @@ def test_an_old_text_that_is_not_there_is_an_error(mutants: ModuleType, tmp_path
 def test_a_sample_is_killed(mutants: ModuleType, tree: Path) -> None:
     known = {mutant.name: mutant for mutant in mutants.MUTANTS}
     for name in SAMPLE:
-        verdict = mutants.judge(tree, known[name], 200)
+        # Whoever runs this one runs the tests without a mutant as well.
+        verdict = mutants.judge(tree, known[name], 200, {known[name].tests: "passed"})
         assert verdict["how"] == "failed", verdict
 
 
@@ -79,4 +80,12 @@ def test_a_change_without_effect_survives(mutants: ModuleType, tree: Path) -> No
         "\ndef write_all(",
         ("tests/unit/test_keeping.py",),
     )
-    assert mutants.judge(tree, mutant, 200)["outcome"] == "survived"
+    assert mutants.judge(tree, mutant, 200, {})["outcome"] == "survived"
+
+
+def test_tests_that_fail_anyway_kill_nothing(mutants: ModuleType, tree: Path) -> None:
+    test = tree / "tests" / "test_fails.py"
+    test.write_text("def test_fails():\n    assert False\n", "utf-8")
+    mutant = replace(mutants.MUTANTS[0], tests=("tests/test_fails.py",))
+    verdict = mutants.judge(tree, mutant, 200, {})
+    assert (verdict["outcome"], verdict["how"]) == ("broken", "failed without it")

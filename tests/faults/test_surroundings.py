@@ -16,6 +16,7 @@ from snapfmt.errors import (
     CommitOutcomeUnknown,
     MissingObject,
     NotPublished,
+    RefusedError,
     SnapfmtError,
     StorageDenied,
     StorageError,
@@ -278,10 +279,17 @@ def test_links_to_folders_are_never_followed(
 def test_a_save_through_a_link_is_not_called_published(
     repository: Repository, tmp_path: Path, name: str
 ) -> None:
+    """A link that comes while a save runs; one that is there before stops it from beginning."""
     (tmp_path / "outside").mkdir()
+    attempt = repository.begin()
     (Path(repository.location) / name).symlink_to(tmp_path / "outside")
     error = CommitOutcomeUnknown if name == "snapshots" else (MissingObject, StorageError)
+    part = attempt.part("p")
+    part.stage("x", b"data")
+    receipt = part.seal()
     with pytest.raises(error):
+        attempt.publish([receipt])
+    with pytest.raises(RefusedError, match="no folder stands"):
         save(repository, value=1)
     with pytest.raises(SnapfmtError):
         Repository.open(repository.location).snapshot()

@@ -199,8 +199,8 @@ def _read_items(
     found: dict[str, dict[str, Any]] = {}
     for key, text in parts.texts(table, ITEM):
         try:
-            value = json.loads(text, object_pairs_hook=lines.unique_pairs)
-        except (ValueError, RecursionError) as error:
+            value = lines.parse(text)
+        except ValueError as error:
             raise FormatError(f"not a JSON value: {error}", what=f"{name}/{key}") from error
         if not isinstance(value, dict):
             raise FormatError("an item is a JSON object", what=f"{name}/{key}")
