@@ -36,10 +36,10 @@ COMMANDS = {
         "--processes=2",
     ],
     "soak": ["soak.py", "--saves=1000", "--rounds=5"],
-    "soak_s3": ["soak.py", "--saves=300", "--rounds=3", "--store=s3"],
+    "soak_s3": ["soak.py", "--saves=100", "--rounds=2", "--store=s3"],
     "crowd": ["crowd.py", "--processes=64", "--seconds=120"],
-    "crowd_s3": ["crowd.py", "--processes=12", "--seconds=60", "--store=s3"],
-    "crowd_ministack": ["crowd.py", "--processes=12", "--seconds=60", "--store=ministack"],
+    "crowd_s3": ["crowd.py", "--processes=64", "--seconds=120", "--store=s3"],
+    "crowd_ministack": ["crowd.py", "--processes=64", "--seconds=120", "--store=ministack"],
 }
 """Name of the file of figures, and what writes it."""
 
