@@ -293,7 +293,7 @@ STORAGE = (
     Mutant(
         "s3-cut-body", "storage/s3.py",
         "if expected is not None and len(data) < min(expected, size):", "if False:",
-        ("tests/faults/test_bucket_proxy.py",),
+        ("tests/unit/test_s3_places.py", "-k", "shorter_than_said"),
     ),
     Mutant(
         "s3-perhaps-sent", "storage/s3.py", "sent=not refused", "sent=False",
@@ -1304,6 +1304,8 @@ def run_tests(tree: Path, tests: Sequence[str], seconds: float) -> str:
     """`passed`, `failed`, `endless` or `broken` (no test ran)."""
     packages = (tree, tree / "schemas", tree / "coordinator")
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, packages))}
+    # They are not in the copy.
+    environment.setdefault("SNAPFMT_S3_SERVERS", str(ROOT / ".venv" / "s3-servers" / "bin"))
     # All but the changed file is compiled once, and not for every mutant.
     environment.pop("PYTHONDONTWRITEBYTECODE", None)
     base = tree.parent / "pytest"

@@ -1,11 +1,12 @@
 """URLs and options of buckets: what is taken, what is refused, and what is never shown."""
 
+import asyncio
 import http.server
 import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, Self
 
 import pytest
 
@@ -105,6 +106,45 @@ def test_an_endpoint_of_the_client_is_in_the_location() -> None:
     client = S3Client("s3://b2k/x", options)
     assert client.location == "s3://b2k/x?endpoint_url=http://127.0.0.1:1"
     assert options["client_kwargs"] == {"endpoint_url": "http://127.0.0.1:1", "verify": False}
+
+
+class _Body:
+    """As much of a body as came."""
+
+    def __init__(self, data: bytes) -> None:
+        self._data = data
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        pass
+
+    async def read(self, size: int = -1) -> bytes:
+        found, self._data = (
+            (self._data, b"") if size < 0 else (self._data[:size], self._data[size:])
+        )
+        return found
+
+
+@pytest.mark.parametrize(("came", "said"), [(50, 100), (100, 100), (50, 200)])
+@pytest.mark.parametrize("asked", [100, 150])
+def test_a_body_that_is_shorter_than_said_is_an_outage(
+    monkeypatch: pytest.MonkeyPatch, came: int, said: int, asked: int
+) -> None:
+    """Whatever HTTP library lies between."""
+
+    class Server:
+        async def _call_s3(self, *_: object, **__: object) -> dict[str, Any]:
+            return {"ContentLength": said, "Body": _Body(b"x" * came)}
+
+    client = S3Client("s3://b2k/x", KEYS)
+    monkeypatch.setattr(client, "_run", lambda key, work, *, size: asyncio.run(work(Server())))
+    if came == said:
+        assert client.get("k", 0, asked) == b"x" * came
+    else:
+        with pytest.raises(StorageUnavailable):
+            client.get("k", 0, asked)
 
 
 def test_a_client_is_not_pickled() -> None:

@@ -30,15 +30,20 @@ class Hub:
     @asynccontextmanager
     async def mutation(self, kind: MutationKind, part: str) -> AsyncIterator[None]:
         """Surrounds a change of rows or ledger; waits while a cut is taken."""
-        waiting = self.log.begin(part, "waiting", activity.BARRIER)
+        # Where nobody waits nothing is noted, however long this process has to itself.
+        waiting = self.log.begin(part, "waiting", activity.BARRIER) if self.barrier.closed else None
         try:
             async with self.barrier.mutation(kind):
-                self.log.end(waiting)
+                if waiting is not None:
+                    self.log.end(waiting)
                 yield
         finally:
-            self.log.end(waiting)
+            if waiting is not None:
+                self.log.end(waiting)
 
     async def wait_gate(self) -> None:
         """Waits until runs may be sent."""
+        if self.gate.owner is None:
+            return
         with self.log.during(activity.ROLLOUT_PUMP, "waiting", activity.GATE):
             await self.gate.wait()

@@ -172,6 +172,11 @@ class DataPlaneBarrier:
         """Whether a checkpoint has it."""
         return self._taken
 
+    @property
+    def closed(self) -> bool:
+        """Whether a mutation that came now would wait, unless it is inside another one."""
+        return self._taken or bool(self._checkpoints)
+
     @asynccontextmanager
     async def mutation(self, kind: MutationKind) -> AsyncIterator[None]:
         """Surrounds one change; waits while a checkpoint holds the barrier or waits for it.
@@ -232,7 +237,7 @@ class DataPlaneBarrier:
     async def _enter(self) -> None:
         if self._is_holder():
             raise ConflictError("a mutation cannot begin inside this task's own checkpoint")
-        if not self._taken and not self._checkpoints:
+        if not self.closed:
             self._inside += 1
             return
         waiter = _Waiter(asyncio.get_running_loop().create_future(), time.monotonic())
@@ -271,7 +276,7 @@ class DataPlaneBarrier:
                 raise
             with suppress(ValueError):
                 self._checkpoints.remove(turn)
-            if not self._taken and not self._checkpoints:
+            if not self.closed:
                 self._admit(None)
             raise
 

@@ -4,12 +4,15 @@ import asyncio
 import time
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
+from itertools import count
 from typing import Any
 
 import pytest
 
 from snapfmt.errors import ControlRefused, ParticipantFailed, SnapfmtError
 from snapfmt_coordinator.loop import activity
+from snapfmt_coordinator.loop.activity import ActivityLog
 from snapfmt_coordinator.loop.control import Control
 from snapfmt_coordinator.loop.hub import Hub
 from snapfmt_coordinator.loop.pumps import (
@@ -286,6 +289,34 @@ def test_a_gate_that_closes_while_a_run_waits_for_the_barrier_keeps_it_back() ->
             for _, attempt in group.runs()
         )
         task.cancel()
+
+    asyncio.run(body())
+
+
+def test_only_a_wait_is_noted_as_one() -> None:
+    """Also by a process that the machine leaves no time: each look at its clock is a second on."""
+    ticks = map(float, count())
+    hub = replace(hub_of(), log=ActivityLog(lambda: next(ticks)))
+
+    async def passes() -> None:
+        await hub.wait_gate()
+        async with hub.mutation("other", activity.ROLLOUT_PUMP):
+            pass
+
+    async def body() -> None:
+        await passes()
+        assert hub.log.rows() == []
+        hub.gate.close("save")
+        async with hub.barrier.checkpoint():
+            task = asyncio.ensure_future(passes())
+            await asyncio.sleep(0)
+            hub.gate.open("save")
+            await asyncio.sleep(0.01)
+        await task
+        waits = [(part, doing, what) for part, doing, _, _, what in hub.log.rows()]
+        pump = activity.ROLLOUT_PUMP
+        expected = [(pump, "waiting", activity.GATE), (pump, "waiting", activity.BARRIER)]
+        assert waits == expected
 
     asyncio.run(body())
 
