@@ -143,6 +143,10 @@ class Bench:
             return "" if traces else "its loss leaves no trace"
         if item.outcome == "whole":
             return "something is lost of a whole" if item.losses else ""
+        if item.outcome == "unknown":
+            # Of another version, as its manifest says: what it holds cannot be told, but that can.
+            told_why = bool(item.findings) and not item.salvaged and not item.losses
+            return "" if told_why else "it does not tell why nothing is known"
         kept: Pieces = {}
         if item.salvaged:
             pieces = Repository.open(place, salvage=True)

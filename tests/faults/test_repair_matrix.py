@@ -74,6 +74,15 @@ def test_a_copy_that_is_not_used_is_noticed(
     assert ["does not make it whole" in text for text in found.problems] == [True], found
 
 
+@pytest.mark.parametrize("version", [0, 3, 5, 9])
+def test_a_flipped_version_is_told_as_one_that_is_not_known(fast_path: Path, version: int) -> None:
+    bench, found = Bench(fast_path), Repairs("bit")
+    key = layout.manifest_key(2)
+    data = bench.files[key].replace(b'"format_version":1', b'"format_version":%d' % version)
+    bench.judge(Damage("bit", key, {key: data}), found, beside=True)
+    assert (found.problems, found.beside) == ([], 1)
+
+
 @pytest.fixture
 def damaged(fast_path: Path) -> Path:
     """Of two snapshots the newer one lost a note, and the older one nothing."""
