@@ -20,7 +20,8 @@ def test_the_demo_restores_what_it_saved(tmp_path: Path) -> None:
     assert "kill -9" in text
     assert "bit for bit" in text
     assert f"snapfmt verify {report.repository}" in text
-    assert report.seconds < 120
+    # How long it takes is told and not judged: that depends on what else the machine does.
+    assert report.seconds >= max(seconds for _, seconds in report.steps) > 0
     snapshot = Repository.open(report.repository).snapshot()
     assert snapshot.number == report.snapshot
     assert "gym/agent/demo" in snapshot.part_names()
