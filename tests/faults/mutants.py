@@ -22,6 +22,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from snapfmt.testing import s3_servers
+
 ROOT = Path(__file__).resolve().parents[2]
 COPIED = ("snapfmt", "schemas", "coordinator", "tests", "spec", "pyproject.toml")
 
@@ -1303,9 +1305,12 @@ def copied() -> Iterator[Path]:
 def run_tests(tree: Path, tests: Sequence[str], seconds: float) -> str:
     """`passed`, `failed`, `endless` or `broken` (no test ran)."""
     packages = (tree, tree / "schemas", tree / "coordinator")
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, packages))}
-    # They are not in the copy.
-    environment.setdefault("SNAPFMT_S3_SERVERS", str(ROOT / ".venv" / "s3-servers" / "bin"))
+    environment = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join(map(str, packages)),
+        # They are not in the copy.
+        "SNAPFMT_S3_SERVERS": str(s3_servers.programs()),
+    }
     # All but the changed file is compiled once, and not for every mutant.
     environment.pop("PYTHONDONTWRITEBYTECODE", None)
     base = tree.parent / "pytest"

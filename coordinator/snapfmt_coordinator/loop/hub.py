@@ -1,7 +1,7 @@
 """What all pumps share: the state, the gate, the barrier, and the log of who does what."""
 
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 
 from snapfmt_coordinator.loop import activity
@@ -31,15 +31,13 @@ class Hub:
     async def mutation(self, kind: MutationKind, part: str) -> AsyncIterator[None]:
         """Surrounds a change of rows or ledger; waits while a cut is taken."""
         # Where nobody waits nothing is noted, however long this process has to itself.
-        waiting = self.log.begin(part, "waiting", activity.BARRIER) if self.barrier.closed else None
-        try:
+        with ExitStack() as waiting:
+            # Only who waits is noted, however long the machine keeps this process waiting.
+            if self.barrier.closed:
+                waiting.enter_context(self.log.during(part, "waiting", activity.BARRIER))
             async with self.barrier.mutation(kind):
-                if waiting is not None:
-                    self.log.end(waiting)
+                waiting.close()
                 yield
-        finally:
-            if waiting is not None:
-                self.log.end(waiting)
 
     async def wait_gate(self) -> None:
         """Waits until runs may be sent."""
