@@ -65,6 +65,7 @@ class World:
         self.acknowledged: list[str] = []
         self.retired: list[Execution] = []
         self.rows: set[str] = set()
+        self.begun: list[int] = []
         self.trained: list[str] = []
         self.durable: list[int] = []
         self.version = 0
@@ -141,6 +142,7 @@ class World:
     # Trainer, engine
 
     async def step(self, number: int, groups: Sequence[ReplayGroup]) -> None:
+        self.begun.append(number)
         if self.stepping is not None:
             await self.stepping.wait()
         self.trained += [group.group_id for group in groups]
@@ -328,9 +330,10 @@ def test_nothing_changes_while_the_barrier_stands() -> None:
         hub, world = hub_of(), World()
         world.stepping = asyncio.Event()
         task = asyncio.ensure_future(pumps(hub, world))
-        await soon(lambda: hub.control.state.cut().rolled_back)
+        await soon(lambda: world.begun)
         async with hub.barrier.checkpoint():
             before = hub.control.state.cut()
+            assert before.rolled_back, "a step holds its groups"
             rows = set(world.rows)
             world.stepping.set()
             await asyncio.sleep(0.05)
