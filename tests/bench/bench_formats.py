@@ -21,6 +21,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import bare
 import peers
 from peers import Batches
 from workloads import Workload
@@ -29,6 +30,7 @@ from snapfmt import Repository
 
 MIB = 2**20
 SNAPFMT = "snapfmt"
+BARE = "bare loop of the same steps"
 
 
 def main() -> None:
@@ -101,6 +103,7 @@ class Bench:
             writers: dict[str, Callable[[Path], object]] = {
                 SNAPFMT: self._save,
                 **{n: _given(peers.CONTROLS[n], self.batches) for n in peers.CONTROLS},
+                BARE: _given(bare.save, self.batches),
                 **{n: _given(peers.PEERS[n][0], self.batches) for n in self._names},
             }
             for writer, write in writers.items():
@@ -112,7 +115,7 @@ class Bench:
                     self._look(folder)
                 elif writer in peers.CONTROLS:
                     self._cold("read logical bytes", folder, peers.read_raw)
-                elif (load := peers.PEERS[writer][1]) is not None:
+                elif writer != BARE and (load := peers.PEERS[writer][1]) is not None:
                     self._cold(f"load {writer}", folder, load)
                 shutil.rmtree(folder)
             self._time("memcpy", lambda: peers.scratch_copy(self.batches))
@@ -121,6 +124,8 @@ class Bench:
         repository = Repository.open(folder)
         self._cold("read stored bytes", folder, peers.read_raw)
         self._cold(f"load {SNAPFMT}", folder, lambda _: _load(repository))
+        stored = bare.Stored.of(repository, folder, "rows/train")
+        self._cold(f"load {BARE}", folder, lambda _: stored.load())
         self._time(f"load warm {SNAPFMT}", lambda: _load(repository))
         self._cold("verify", folder, lambda _: repository.verify(deep=True))
         self._cold("hashes", folder, lambda _: repository.verify(deep=True, decode=False))
@@ -151,9 +156,9 @@ class Bench:
         """Adds the ratios."""
         times = self.times
         ours = times[f"save {SNAPFMT}"]
-        for name in (*peers.CONTROLS, *self._names):
+        for name in (*peers.CONTROLS, BARE, *self._names):
             found.pairs(f"{ids}: save {name} / {SNAPFMT}", times[f"save {name}"], ours)
-        for name in self._names:
+        for name in (BARE, *self._names):
             if f"load {name}" in times:
                 label = f"{ids}: cold load {name} / {SNAPFMT} (verified)"
                 found.pairs(label, times[f"load {name}"], times[f"load {SNAPFMT}"])
@@ -168,7 +173,7 @@ class Bench:
         found.pairs(f"{ids}: memcpy of the logical bytes / save", times["memcpy"], ours)
         mine = self.bytes[SNAPFMT]
         found.add(f"{ids}: stored / logical bytes", [mine / self.logical])
-        for name in self._names:
+        for name in (BARE, *self._names):
             found.add(f"{ids}: stored / bytes of {name}", [mine / self.bytes[name]])
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
         self.times["peak memory of the process in MiB"] = [peak / MIB]
