@@ -1,7 +1,6 @@
 """How long a save stops the writers of a live TransferQueue, and what its producers notice."""
 
 import argparse
-import contextlib
 import json
 import os
 import statistics
@@ -9,7 +8,6 @@ import sys
 import tempfile
 import time
 import warnings
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +22,7 @@ from tensordict import TensorDict
 
 sys.path.insert(0, str(Path(__file__).parent))
 from bench_transfer_queue import fill, native_save, restart_queue, start_queue, start_ray, timed
+from producers import ProcessProducer, percentile
 from workloads import Workload
 
 from snapfmt.adapters.transfer_queue import save
@@ -99,7 +98,7 @@ def put(rows: int, width: int, batch: int = 4096) -> None:
 def producers(mib: int, rounds: int, result: dict[str, Any]) -> None:
     """Latency of another process's puts: idle, while snapfmt saves, in the queue's own save."""
     fill(Workload("long", "train", mib * MIB // (4096 * 28), 4096, "text"))
-    producer = Producer()
+    producer = ProcessProducer()
     found: dict[str, list[float]] = {"idle": [], "snapfmt": [], "native": []}
     highest: dict[str, list[float]] = {name: [] for name in found}
     seconds: dict[str, list[float]] = {name: [] for name in found}
@@ -123,71 +122,6 @@ def producers(mib: int, rounds: int, result: dict[str, Any]) -> None:
         key = f"p99 of a put while snapfmt saves / {name}"
         result["ratios"][key] = statistics.median(pairs)
         result["spread"][key] = [min(pairs), max(pairs)]
-
-
-class Producer:
-    """A process that puts one row after the other while a block runs."""
-
-    def __init__(self) -> None:
-        self.latencies_ms: list[float] = []
-        self._actor = _PUTTER.remote()
-        ray.get(self._actor.ready.remote())
-
-    @contextlib.contextmanager
-    def running(self) -> Iterator[None]:
-        """Within the context; afterwards the latencies are there."""
-        running = self._actor.run.remote()
-        time.sleep(0.3)
-        try:
-            yield
-        finally:
-            ray.get(self._actor.stop.remote())
-            self.latencies_ms = ray.get(running)
-
-
-class Putter:
-    """Runs in the process of a producer."""
-
-    def __init__(self) -> None:
-        self._stopped = False
-        tq.init()
-
-    def ready(self) -> bool:
-        """One put, so that nothing is connected later."""
-        self._put(0)
-        return True
-
-    def stop(self) -> None:
-        """End `run`."""
-        self._stopped = True
-
-    def run(self) -> list[float]:
-        """Milliseconds of each put."""
-        self._stopped, found = False, []
-        while not self._stopped:
-            started = time.perf_counter()
-            self._put(len(found) % 64)
-            found.append((time.perf_counter() - started) * 1e3)
-            time.sleep(0.002)
-        return found
-
-    def _put(self, number: int) -> None:
-        fields = {f"column{column}": torch.zeros(1, 64) for column in range(COLUMNS)}
-        tq.kv_batch_put(
-            keys=[f"live{number}"],
-            partition_id="live",
-            fields=TensorDict(fields, batch_size=1),
-            tags=[{"weight_version": 1}],
-        )
-
-
-_PUTTER: Any = ray.remote(num_cpus=0, max_concurrency=2)(Putter)
-
-
-def percentile(values: list[float], share: float) -> float:
-    """The value below which this share of the others lies."""
-    ordered = sorted(values)
-    return ordered[min(int(len(ordered) * share), len(ordered) - 1)]
 
 
 def note(result: dict[str, Any], name: str, values: list[float], target: float) -> None:

@@ -31,6 +31,7 @@ FULL = (
     ("conversations", ()),
     ("transfer_queue", ()),
     ("transfer_queue", ("--ids", "uniform", "--only", "long")),
+    ("matrix", ()),
     ("cut", ()),
     ("bucket", ()),
     ("bucket_memory", ()),

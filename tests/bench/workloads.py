@@ -12,6 +12,8 @@ from tensordict import TensorDict
 
 GROUP = 8
 BATCH = 256
+LAYERS, TOPK, EXPERTS = 24, 8, 128
+SIDE = 224
 FLOATS = ("generation_logprobs", "prev_logprobs", "reference_policy_logprobs", "advantages")
 
 
@@ -28,7 +30,7 @@ class Workload:
     def batches(self) -> Iterator[tuple[list[str], TensorDict, list[dict[str, int]]]]:
         """Keys, fields and tags, `BATCH` rows at a time."""
         source = IdSource(self.ids)
-        make = {"train": train_ready, "staging": capture, "dense": dense}[self.partition]
+        make = MAKERS[self.partition]
         for start in range(0, self.rows, BATCH):
             numbers = range(start, min(start + BATCH, self.rows))
             rows = [make(source, number, self.tokens) for number in numbers]
@@ -125,7 +127,72 @@ def dense(source: IdSource, number: int, tokens: int) -> dict[str, torch.Tensor]
     return {"input_ids": torch.from_numpy(source.take(number * 104_729, tokens).copy())}
 
 
+def generation(source: IdSource, number: int, tokens: int) -> dict[str, torch.Tensor]:
+    """One canonical row as it is published, before a train step; 16 bytes a token."""
+    row = train_ready(source, number, tokens)
+    later = ("prev_logprobs", "reference_policy_logprobs", "advantages")
+    return {name: value for name, value in row.items() if name not in later}
+
+
+def ragged(source: IdSource, number: int, tokens: int) -> dict[str, torch.Tensor]:
+    """As `train_ready`, of 128 to `tokens` tokens."""
+    return train_ready(source, number, _some(number, tokens))
+
+
+def published_ragged(source: IdSource, number: int, tokens: int) -> dict[str, torch.Tensor]:
+    """As `generation`, of 128 to `tokens` tokens."""
+    return generation(source, number, _some(number, tokens))
+
+
+def _some(number: int, tokens: int) -> int:
+    generator = torch.Generator().manual_seed(number)
+    return int(torch.randint(128, tokens + 1, (1,), generator=generator))
+
+
+def experts(source: IdSource, number: int, tokens: int) -> dict[str, torch.Tensor]:
+    """One row with the experts that each token was sent to, int16 [tokens, layers, topk]."""
+    generator = torch.Generator().manual_seed(number)
+    shape = (tokens, LAYERS, TOPK)
+    # A token's experts of one layer differ, and some are chosen more often than others.
+    favour = torch.arange(EXPERTS, 0, -1, dtype=torch.float32).sqrt()
+    noise = torch.rand(tokens * LAYERS, EXPERTS, generator=generator)
+    chosen = (favour * noise).topk(TOPK, dim=1).indices
+    return {
+        "input_ids": torch.from_numpy(source.take(number * 15_485_863, tokens).copy()),
+        "routed_experts": chosen.to(torch.int16).reshape(shape),
+    }
+
+
+def images(source: IdSource, number: int, tokens: int) -> dict[str, torch.Tensor]:
+    """One row of `tokens` ids and an image, as bytes and as the model's patches."""
+    generator = torch.Generator().manual_seed(number)
+    slope = torch.arange(SIDE, dtype=torch.float32)
+    shade = (slope[:, None] * (number % 7) + slope * (number % 5))[..., None] / 12
+    noise = torch.randint(16, (SIDE, SIDE, 3), generator=generator)
+    image = (shade.expand(SIDE, SIDE, 3) + noise).clamp(0, 255).to(torch.uint8)
+    patches = (image.float() / 127.5 - 1.0).reshape(-1, 3 * 14 * 14)
+    return {
+        "input_ids": torch.from_numpy(source.take(number * 15_485_863, tokens).copy()),
+        "image": image,
+        "pixel_values": patches,
+    }
+
+
+MAKERS = {
+    "train": train_ready,
+    "generation": generation,
+    "ragged": ragged,
+    "generation-ragged": published_ragged,
+    "staging": capture,
+    "dense": dense,
+    "experts": experts,
+    "images": images,
+}
+"""Partition -> what makes one of its rows."""
+
+
 def _column(values: list[torch.Tensor], batch: bool) -> torch.Tensor:
-    if values[0].dim() == 0 or batch:
+    alike = values[0].dim() > 1 and len({value.shape for value in values}) == 1
+    if values[0].dim() == 0 or batch or alike:
         return torch.stack(values)
     return torch.nested.as_nested_tensor(values, layout=torch.jagged)
