@@ -1,11 +1,14 @@
 """Who runs an attempt, and whether that process is provably dead."""
 
+import contextlib
 import os
 from pathlib import Path
 
 from snapfmt_schemas.attempt import Owner
 
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+_TIME_SPACE = "time:[4026531834]"
+"""The first time namespace of every kernel, in which start times are what they are."""
 
 
 def current_owner(host: str) -> Owner:
@@ -43,12 +46,28 @@ def _boot_id() -> str:
 def _started(pid: int) -> str | None:
     """The process's PID namespace and start time, or None when they cannot be read."""
     try:
+        space = _space()
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-        space = os.readlink("/proc/self/ns/pid")
     except OSError:
+        return None
+    if not space:
         return None
     # State Z is a process that ended and waits for its parent: it writes no more.
     return f"{space}:{'' if fields[0] == 'Z' else fields[19]}"
+
+
+def _space() -> str:
+    """This PID namespace; empty where /proc does not tell start times that others see as well.
+
+    It may be that of another PID namespace, in which the same numbers are other processes, and
+    a time namespace shifts every start time.
+    """
+    if os.readlink("/proc/self") != str(os.getpid()):
+        return ""
+    with contextlib.suppress(FileNotFoundError):
+        if os.readlink("/proc/self/ns/time") != _TIME_SPACE:
+            return ""
+    return os.readlink("/proc/self/ns/pid")
 
 
 def _is_gone(pid: int) -> bool:

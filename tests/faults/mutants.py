@@ -52,6 +52,7 @@ REQUESTS = ("tests/faults/test_bucket_faults.py",)
 LINKS = ("tests/faults/test_surroundings.py", "-k", "link or safely or vanished")
 EXHAUSTION = ("tests/faults/test_exhaustion.py",)
 STRICT = ("tests/unit/test_strict_json.py",)
+OWNER = ("tests/unit/test_owner.py",)
 FOLDERS = ("tests/faults/test_folders.py",)
 SAFEGUARDS = ("tests/faults/test_safeguards.py",)
 CORRUPT = ("tests/faults/test_corruption.py",)
@@ -440,6 +441,14 @@ WRITING = (
     Mutant(
         "lease-owner-namespace", "writing/owner.py", "or not space or space != here", "",
         ("tests/unit/test_small_parts.py", "-k", "owner"),
+    ),
+    Mutant(
+        "lease-owner-strange-proc", "writing/owner.py",
+        'if os.readlink("/proc/self") != str(os.getpid()):', "if False:", OWNER,
+    ),
+    Mutant(
+        "lease-owner-shifted-time", "writing/owner.py",
+        'if os.readlink("/proc/self/ns/time") != _TIME_SPACE:', "if False:", OWNER,
     ),
     Mutant(
         "lease-owner-started", "writing/owner.py",
