@@ -23,8 +23,12 @@ WriteId = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{32}$")]
 PartName = Annotated[str, StringConstraints(pattern=NAME_PATTERN, max_length=255)]
 EntryPath = Annotated[str, StringConstraints(pattern=NAME_PATTERN, max_length=1024)]
 TableName = Annotated[str, StringConstraints(pattern=NAME_PATTERN, max_length=255)]
-Count = Annotated[int, Field(ge=0)]
-Nanoseconds = Annotated[int, Field(ge=0, description="Nanoseconds since the Unix epoch.")]
+MAX_COUNT = 2**63 - 1
+"""What a signed integer of 64 bits holds: sums and shares of counts are printed and computed."""
+Count = Annotated[int, Field(ge=0, le=MAX_COUNT)]
+Nanoseconds = Annotated[
+    int, Field(ge=0, le=MAX_COUNT, description="Nanoseconds since the Unix epoch.")
+]
 
 _LATER_RUN = re.compile(r"(.+)-a([1-9][0-9]*)")
 

@@ -135,7 +135,7 @@ def check(value: Any, kind: str, at: str) -> Any:
         pattern, least, most = TEXTS[kind]
         good = least <= len(value) <= most and re.fullmatch(pattern, value, re.DOTALL)
     else:
-        whole = type(value) is int and value >= 0
+        whole = type(value) is int and 0 <= value < 2**63
         flag = isinstance(value, bool)
         good = {"count": whole, "one": whole and value == 1, "flag": flag, "any": True}.get(kind)
     if not good:
