@@ -57,7 +57,12 @@ def run(options: Options, console: Console) -> Outcome:
                     },
                 }
             )
-    found = attempts.unfinished(repository)
+    found: list[dict[str, Any]] = []
+    try:
+        found = attempts.unfinished(repository)
+    except SnapfmtError as error:
+        codes.add(exitcodes.of(error))
+        messages.append(f"{error.code}: {error}")
     code = ExitCode.DAMAGE if ExitCode.DAMAGE in codes else max(codes)
     document = {
         "ok": code is ExitCode.OK,

@@ -4,9 +4,10 @@ from collections.abc import Callable
 from functools import partial
 from typing import Final, NoReturn, TypeVar
 
-from snapfmt.errors import FormatError, SnapfmtError
+from snapfmt.errors import FormatError, SnapfmtError, StorageUnavailable
 from snapfmt.format import canonical, compat, digest, layout
 from snapfmt.limits import MIB
+from snapfmt.reading.folders import Failed, names
 from snapfmt.reading.snapshot import Part
 from snapfmt.storage.base import Store
 from snapfmt_schemas import lines
@@ -45,14 +46,22 @@ def claim(text: str) -> bytes:
     return digest.raw_digest([text.encode()])
 
 
-def live_objects(store: Store) -> set[str]:
-    """Keys of the objects that attempts wrote whose workspace was not fenced."""
-    return {
-        key
-        for name in store.names(layout.ATTEMPTS)
-        if layout.is_attempt_id(name)
-        for key in store.journal(layout.workspace_key(name))
-    }
+def live_objects(store: Store, failed: Failed) -> set[str]:
+    """Keys of the objects that attempts wrote whose workspace was not fenced.
+
+    `failed` is told of a workspace that cannot be looked into.
+    """
+    found: set[str] = set()
+    for name in names(store, layout.ATTEMPTS, failed):
+        if layout.is_attempt_id(name):
+            key = layout.workspace_key(name)
+            try:
+                found.update(store.journal(key))
+            except StorageUnavailable:
+                raise
+            except SnapfmtError as error:
+                failed(key, error)
+    return found
 
 
 def is_canonical(store: Store, key: str, model: type[D], *, size_limit: int) -> bool:
@@ -68,11 +77,19 @@ def is_canonical(store: Store, key: str, model: type[D], *, size_limit: int) -> 
 
 
 def was_retired(store: Store, number: int) -> bool:
-    """Whether a snapshot was published once and is not any more (spec/v1/09-retention.md)."""
-    return store.size(layout.manifest_key(number)) is None and any(
-        store.size(layout.snapshot_key(number, name)) is not None
-        for name in (layout.RETIRING, layout.RETIRED)
-    )
+    """Whether a snapshot was published once and is not any more (spec/v1/09-retention.md).
+
+    No, where it cannot be told: what was found of it stays.
+    """
+    try:
+        return store.size(layout.manifest_key(number)) is None and any(
+            store.size(layout.snapshot_key(number, name)) is not None
+            for name in (layout.RETIRING, layout.RETIRED)
+        )
+    except StorageUnavailable:
+        raise
+    except SnapfmtError:
+        return False
 
 
 def check_records(part: Part, path: str) -> None:

@@ -3,6 +3,15 @@
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
+from snapfmt.errors import (
+    CorruptError,
+    NotFoundError,
+    SnapfmtError,
+    StorageError,
+    UnsupportedFeature,
+    UnsupportedVersion,
+)
+
 Severity = Literal["damage", "extra", "unknown", "leftover"]
 """`damage` and `extra` are damage; `unknown` could not be judged; `leftover` does no harm."""
 
@@ -58,3 +67,16 @@ class VerifyReport:
             "bytes": self.bytes,
             "findings": [asdict(item) for item in self.findings],
         }
+
+
+def rule_of(error: SnapfmtError) -> tuple[str, Severity]:
+    """The rule that an error says is broken, and how bad that is."""
+    if isinstance(error, (UnsupportedFeature, UnsupportedVersion)):
+        return "unsupported", "unknown"
+    if isinstance(error, NotFoundError):
+        return "missing", "damage"
+    if isinstance(error, StorageError):
+        return "unreadable", "damage"
+    if isinstance(error, CorruptError) and error.code == "CorruptObject":
+        return ("truncated" if "truncated" in error.message else "digest"), "damage"
+    return "format", "damage"

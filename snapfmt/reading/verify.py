@@ -6,23 +6,14 @@ Damage never raises here: all of it is listed. An outage of the storage does.
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 
-from snapfmt.errors import (
-    CorruptError,
-    NotFoundError,
-    NotPublished,
-    SnapfmtError,
-    StorageError,
-    StorageUnavailable,
-    UnsupportedFeature,
-    UnsupportedVersion,
-)
+from snapfmt.errors import NotFoundError, NotPublished, SnapfmtError, StorageUnavailable
 from snapfmt.format import canonical, jsonl, layout, pack
 from snapfmt.format.reach import objects
 from snapfmt.limits import DEFAULT_LIMITS, Limits
 from snapfmt.reading import checks
-from snapfmt.reading.folders import hidden
+from snapfmt.reading.folders import files, hidden, names
 from snapfmt.reading.pooled import in_order
-from snapfmt.reading.report import Finding, Severity, VerifyReport
+from snapfmt.reading.report import Finding, Severity, VerifyReport, rule_of
 from snapfmt.reading.segment import SegmentReader
 from snapfmt.reading.snapshot import Part, Snapshot
 from snapfmt.storage.base import Store
@@ -88,6 +79,8 @@ class _Audit:
         """Table -> keys of the snapshot that is being read, over all its parts."""
         self._blind: set[int] = set()
         """Snapshots of which not all that they reach could be read."""
+        self._shut_folders: set[str] = set()
+        """Those that could not be looked into."""
         self.report = VerifyReport(deep=deep, decoded=decode)
 
     def repository(self) -> None:
@@ -98,31 +91,45 @@ class _Audit:
                 self._find("format", "damage", key, "document is not in canonical form")
         except SnapfmtError as error:
             self._failed(error, key)
-        behind = hidden(self._store)
+        behind = hidden(self._store, self._shut)
         for key in behind:
             # What is there may reach anything.
             self._blind.add(layout.snapshot_number(key.rpartition("/")[2]) or 0)
             self._find("unreadable", "damage", key, "no folder stands where one must be")
-        for name in self._store.names(layout.SNAPSHOTS):
+        for name in names(self._store, layout.SNAPSHOTS, self._shut):
             number = layout.snapshot_number(name)
             folder = f"{layout.SNAPSHOTS}/{name}"
-            files = [key for key, _ in self._store.walk(folder)]
+            inside = [key for key, _ in files(self._store, folder, self._shut)]
             if number is None:
                 if not checks.tolerated(name):
                     self._find("extra", "extra", folder, "not the name of a snapshot")
                 continue
-            published = layout.manifest_key(number) in files
+            if folder in self._shut_folders:
+                self.report.snapshots.append(number)
+                continue
+            published = layout.manifest_key(number) in inside
             # Where a name cannot be moved, a retirement makes the copy first.
             named = layout.DOCUMENTS - ({layout.RETIRED} if published else set())
             known = {layout.snapshot_key(number, name) for name in named}
-            for key in files:
+            for key in inside:
                 if key not in known and not checks.tolerated(key.rpartition("/")[2]):
                     self._find("extra", "extra", key, "no file of the format", (number,))
             if published:
                 self.snapshot(number)
-            elif known.isdisjoint(files) and folder not in behind:
+            elif known.isdisjoint(inside) and folder not in behind:
                 self._find("leftover", "leftover", folder, "folder without a manifest")
-            self._retired(sorted(known.intersection(files) - {layout.manifest_key(number)}))
+            self._retired(sorted(known.intersection(inside) - {layout.manifest_key(number)}))
+
+    def _shut(self, folder: str, error: SnapfmtError) -> None:
+        """A folder that cannot be looked into: a snapshot of it, or any, may reach anything."""
+        if folder in self._shut_folders:
+            return
+        self._shut_folders.add(folder)
+        top, _, name = folder.partition("/")
+        number = layout.snapshot_number(name) if top == layout.SNAPSHOTS else None
+        if top != layout.OBJECTS:
+            self._blind.add(number or 0)
+        self._failed(error, folder, *([] if number is None else [number]))
 
     def _retired(self, keys: list[str]) -> None:
         """What a retirement leaves: one document, or two if it did not come to its end."""
@@ -268,7 +275,7 @@ class _Audit:
     def beside(self) -> None:
         """Whatever lies in the repository that no snapshot reaches."""
         strays: list[tuple[str, int]] = []
-        for key, size in self._store.walk(""):
+        for key, size in files(self._store, "", self._shut):
             top, name = key.split("/")[0], key.rpartition("/")[2]
             if key in _ROOT or top == layout.SNAPSHOTS or key in self._reach:
                 continue
@@ -281,7 +288,7 @@ class _Audit:
                 if name.startswith(".") and name.endswith(".tmp"):
                     rule, text = ("leftover", "temporary file of a crashed write")
                 self._find(rule, "leftover" if rule == "leftover" else "extra", key, text)
-        live = checks.live_objects(self._store)
+        live = checks.live_objects(self._store, self._shut)
         self._reach_since()
         for key, size in strays:
             if key not in live and key not in self._reach:
@@ -292,7 +299,7 @@ class _Audit:
 
         Journals are read before: an object leaves its journal only after its publication.
         """
-        for name in self._store.names(layout.SNAPSHOTS):
+        for name in names(self._store, layout.SNAPSHOTS, self._shut):
             number = layout.snapshot_number(name)
             if number is None or number in self.report.snapshots:
                 continue
@@ -344,18 +351,7 @@ class _Audit:
     def _failed(self, error: SnapfmtError, path: str, *numbers: int) -> None:
         if isinstance(error, StorageUnavailable):
             raise error  # an outage is no damage
-        rule = "format"
-        severity: Severity = "damage"
-        if isinstance(error, (UnsupportedFeature, UnsupportedVersion)):
-            rule = "unsupported"
-            severity = "unknown"
-        elif isinstance(error, NotFoundError):
-            rule = "missing"
-        elif isinstance(error, StorageError):
-            rule = "unreadable"
-        elif isinstance(error, CorruptError) and error.code == "CorruptObject":
-            rule = "truncated" if "truncated" in error.message else "digest"
-        self._find(rule, severity, path, str(error), numbers)
+        self._find(*rule_of(error), path, str(error), numbers)
 
     def _find(
         self,

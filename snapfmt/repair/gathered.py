@@ -17,6 +17,7 @@ from snapfmt.errors import (
 )
 from snapfmt.format import layout
 from snapfmt.reading import checks
+from snapfmt.reading.folders import files
 from snapfmt.storage.base import Buffer, Sink, Store
 
 
@@ -79,7 +80,8 @@ class Gathered:
         if self._strays is None:
             strays: dict[str, Home] = {}
             for number, store in enumerate(self._stores):
-                for key, size in store.walk(""):
+                # What lies in a folder that cannot be looked into is missing, and told as that.
+                for key, size in files(store, "", lambda *_: None):
                     mark = self._mark(number, key, size)
                     if mark and mark != layout.object_digest(key):
                         strays.setdefault(mark, Home(store, key, good=True))

@@ -119,11 +119,18 @@ def look(stores: Sequence[Store], limits: Limits) -> Known:
             number = layout.snapshot_number(name)
             if number is None:
                 continue
-            names = set(store.names(f"{layout.SNAPSHOTS}/{name}"))
             members = reads.setdefault(number, [])
-            if layout.MANIFEST in names:
+            try:
+                inside = set(store.names(f"{layout.SNAPSHOTS}/{name}"))
+            except StorageUnavailable:
+                raise
+            except SnapfmtError as error:
+                # Its documents are lost, unless another copy has them.
+                members.append(_Read(None, error=error))
+                continue
+            if layout.MANIFEST in inside:
                 members.append(_manifest(store, number, limits))
-            elif store is stores[0] and names & {layout.RETIRING, layout.RETIRED}:
+            elif store is stores[0] and inside & {layout.RETIRING, layout.RETIRED}:
                 retired.add(number)
     known = Known(*_document(stores, reads, limits))
     for number, members in sorted(reads.items()):

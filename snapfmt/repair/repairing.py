@@ -16,6 +16,7 @@ from snapfmt.errors import (
 from snapfmt.format import layout
 from snapfmt.limits import DEFAULT_LIMITS, Limits
 from snapfmt.reading import checks
+from snapfmt.reading.folders import files
 from snapfmt.reading.snapshot import Snapshot
 from snapfmt.reading.verify import Progress, verify
 from snapfmt.repair.gathered import Gathered
@@ -242,5 +243,5 @@ class _Repair:
                     raise
                 except (CorruptError, MissingObject, SnapfmtError):
                     reach.add(layout.object_key(receipt.index_digest))
-        objects = self._first.walk(layout.OBJECTS)
+        objects = files(self._first, layout.OBJECTS, lambda *_: None)
         return sum(layout.object_digest(key) is not None and key not in reach for key, _ in objects)

@@ -114,7 +114,10 @@ class Store(Protocol):
         """Every key under a folder, with its size, in order."""
 
     def holding(self, prefix: str, name: str) -> list[str]:
-        """Folders directly under one in which `size` finds a document of this name, in order."""
+        """Folders directly under one in which `size` finds a document of this name, in order.
+
+        Also those in which it fails, since the document may be there.
+        """
 
     def folders(self, prefix: str, *, but: Collection[str] = ()) -> dict[str, frozenset[str]]:
         """What `names` tells of every folder directly under one, but these; in few requests."""

@@ -114,7 +114,10 @@ def not_folders(root: Path, folders: Sequence[str]) -> list[str]:
 
 
 def holders(root: Path, prefix: str, name: str) -> Iterator[tuple[str, int]]:
-    """Folders directly below one that hold a regular file of a name, and its size; no links."""
+    """Folders directly below one that hold a regular file of a name, and its size; no links.
+
+    One that cannot be looked into may hold it: its size is -1 then.
+    """
     try:
         with _folder_beneath(root, prefix.split("/")) as above, os.scandir(above) as entries:
             for entry in entries:
@@ -124,7 +127,7 @@ def holders(root: Path, prefix: str, name: str) -> Iterator[tuple[str, int]]:
                     status = os.stat(f"{entry.name}/{name}", dir_fd=above, follow_symlinks=False)
                 except OSError as error:
                     if error.errno not in NOT_A_FILE:
-                        raise
+                        yield entry.name, -1
                     continue
                 if stat.S_ISREG(status.st_mode):
                     yield entry.name, status.st_size

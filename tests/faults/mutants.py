@@ -52,6 +52,7 @@ REQUESTS = ("tests/faults/test_bucket_faults.py",)
 LINKS = ("tests/faults/test_surroundings.py", "-k", "link or safely or vanished")
 EXHAUSTION = ("tests/faults/test_exhaustion.py",)
 STRICT = ("tests/unit/test_strict_json.py",)
+SHUT = ("tests/faults/test_unreadable_folders.py",)
 OWNER = ("tests/unit/test_owner.py",)
 FOLDERS = ("tests/faults/test_folders.py",)
 SAFEGUARDS = ("tests/faults/test_safeguards.py",)
@@ -459,6 +460,19 @@ WRITING = (
         "lease-owner-hidden", "writing/owner.py",
         "_is_gone(owner.pid) if started is None", "True if started is None",
         ("tests/faults/test_exhaustion.py", "-k", "looked_at"),
+    ),
+    Mutant(
+        "verify-shut-folder", "reading/verify.py",
+        "            self._blind.add(number or 0)\n        self._failed(error, folder",
+        "            pass\n        self._failed(error, folder", SHUT,
+    ),
+    Mutant(
+        "numbers-shut-folder", "storage/posix.py", "yield entry.name, -1", "pass", SHUT,
+    ),
+    Mutant(
+        "repair-shut-folder", "repair/places.py",
+        "                members.append(_Read(None, error=error))\n                continue",
+        "                continue", SHUT,
     ),
     Mutant(
         "probe-left-behind", "storage/probes.py",
