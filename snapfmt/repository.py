@@ -324,7 +324,7 @@ class Repository:
             compat.require(self._document.features, operation, what=layout.REPOSITORY_KEY)
 
     def _of(self, kind: "type[R]") -> "R":
-        check_all(self._store)
+        check_all(self._store, self._gone)
         return kind(self._store, repository_id=self.id, limits=self._limits, gone=self._gone)
 
     def collect(self, *, dry_run: bool = False) -> CollectReport:

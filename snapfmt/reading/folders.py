@@ -1,10 +1,11 @@
 """Whether the folders of a repository are folders (spec/v1/09-retention.md, K-18).
 
 A link is never followed, and where one stands, or a file, nothing is listed. Who takes that for
-empty removes what the snapshots reach that are behind it.
+empty removes what the snapshots reach that are behind it. So does who takes a folder for one that
+never held anything, because its documents were lost (K-19).
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 
 from snapfmt.errors import RefusedError, SnapfmtError, StorageUnavailable
 from snapfmt.format import layout
@@ -48,13 +49,47 @@ def check_tops(store: Store) -> None:
     _check(_tops(store))
 
 
-def check_all(store: Store) -> None:
-    """Before anything is removed: also the snapshots' own folders.
+def check_all(store: Store, gone: Collection[int] = ()) -> None:
+    """Before anything is removed: also the snapshots' own folders, but those of `gone` numbers.
 
     Raises:
-        RefusedError: If something else stands where one of them must be.
+        RefusedError: If something else stands where one of them must be, or one is empty.
     """
     _check(hidden(store))
+    for key in _emptied(store, {layout.snapshot_name(number) for number in gone}):
+        raise RefusedError(
+            "a snapshot's folder holds no document, and nothing tells what it reached",
+            what=key,
+            hint="put its manifest back, or remove the folder if what it had may go; "
+            "nothing was removed",
+        )
+
+
+def check_any(store: Store) -> None:
+    """Before what nothing reaches is removed: whether there is, or was, a snapshot at all.
+
+    Raises:
+        RefusedError: If not.
+    """
+    if not any(map(_is_snapshot, store.names(layout.SNAPSHOTS))):
+        raise RefusedError(
+            "objects are there that no attempt which is known of wrote, and no snapshot",
+            what=layout.SNAPSHOTS,
+            hint="put the folder back if it was lost; else publish a snapshot, and collect again",
+        )
+
+
+def _emptied(store: Store, but: Collection[str]) -> Iterator[str]:
+    """Folders of snapshots with no document, on a disk: no save and no retirement leaves one."""
+    if layout.REPOSITORY_KEY not in store.not_folders(""):
+        return  # a bucket, which has no folders that could be empty
+    for name, inside in store.folders(layout.SNAPSHOTS, but=but).items():
+        if _is_snapshot(name) and not inside & layout.DOCUMENTS:
+            key = f"{layout.SNAPSHOTS}/{name}"
+            # Once more: a listing may miss a document that gets another name meanwhile. A closed
+            # name is listed as a file only.
+            if layout.DOCUMENTS.isdisjoint([*store.names(key), *store.not_folders(key)]):
+                yield key
 
 
 def _tops(store: Store) -> list[str]:

@@ -205,8 +205,9 @@ class _Repair:
         number = self._known.highest + 1
         if number == max(whole) + 1:
             return None
-        if layout.snapshot_name(number) not in target.store.names(layout.SNAPSHOTS):
-            # A conflict is another repair that does the same.
+        folder = f"{layout.SNAPSHOTS}/{layout.snapshot_name(number)}"
+        if layout.DOCUMENTS.isdisjoint(target.store.names(folder)):
+            # A conflict is another repair that does the same, or an earlier try of this one.
             with contextlib.suppress(ConflictError), at("target"):
                 target.store.create(layout.manifest_key(number), CLOSED)
         return number

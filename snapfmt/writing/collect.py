@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from snapfmt.errors import CorruptError, MissingObject, RefusedError
 from snapfmt.format import canonical, layout, pack
 from snapfmt.limits import Limits
+from snapfmt.reading.folders import check_any
 from snapfmt.storage.base import Store
 from snapfmt.writing.keeping import Keeping, Leaving
 from snapfmt.writing.lease import over
@@ -167,6 +168,8 @@ class Collecting:
             return True, ATTEMPT if key in self._over else ORPHAN
 
         fates = [ObjectFate(key, size, *fate(key)) for key, size in sorted(listed.items())]
+        if any(item.removed and item.reason == ORPHAN for item in fates):
+            check_any(self._store)
         return _Plan(leaving, waiting, standing, tuple(fates))
 
     def _owner(self, key: str) -> str | None:

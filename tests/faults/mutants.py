@@ -863,6 +863,16 @@ COLLECTING = (
         "            lines.parse(line)\n", "            pass\n", only(STRICT, "lines_as"),
     ),
     Mutant(
+        "folders-emptied", "reading/folders.py",
+        "if _is_snapshot(name) and not inside & layout.DOCUMENTS:", "if False:",
+        only(FOLDERS, "gone_without_a_word"),
+    ),
+    Mutant(
+        "folders-none-at-all", "writing/collect.py",
+        "            check_any(self._store)\n", "            pass\n",
+        only(FOLDERS, "gone_without_a_word"),
+    ),
+    Mutant(
         "keeping-nothing-left", "writing/keeping.py",
         "            self._check_was_there(number, reason)\n", "            pass\n",
         only(FOLDERS, "without_a_word"),

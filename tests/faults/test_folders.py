@@ -10,6 +10,7 @@ import pytest
 from snapfmt import Repository
 from snapfmt.errors import RefusedError
 from snapfmt.format import layout
+from snapfmt.storage.base import CLOSED
 from snapfmt.testing.samples import contents, everything, save
 from snapfmt.transfer import copy_snapshot
 from snapfmt.writing.reclaim import reclaim
@@ -199,3 +200,82 @@ def test_a_base_that_is_gone_without_a_word(repository: Repository, tmp_path: Pa
     attempt.abandon()
     assert repository.collect().bytes(removed=True) == 0
     assert repository.verify().findings == []
+
+
+LOST = {
+    "one document": lambda root, moved: shutil.move(
+        root / "snapshots/snapshot_000001/manifest.json", moved
+    ),
+    "what is in the folder of all": lambda root, moved: (
+        shutil.copytree(root / "snapshots", moved)
+        and [shutil.rmtree(path) for path in (root / "snapshots").iterdir()]
+    ),
+    "the folder of all": lambda root, moved: shutil.move(root / "snapshots", moved),
+}
+
+
+@pytest.mark.req("K-19")
+@pytest.mark.parametrize("lost", LOST)
+def test_snapshots_that_are_gone_without_a_word(
+    repository: Repository, tmp_path: Path, lost: str
+) -> None:
+    """A mount that is not there, a folder that a disk check moved, a file deleted by hand."""
+    root, moved = two(repository), tmp_path / "moved"
+    repository.unpin("best")
+    whole = tree(shutil.copytree(root, tmp_path / "whole"))
+    LOST[lost](root, moved)
+    before = tree(root)
+    again = Repository.open(root)
+    calls = [again.collect, lambda: again.collect(dry_run=True)]
+    if lost == "one document":
+        calls = removals(again)
+    for call in calls:
+        with pytest.raises(RefusedError, match=r"document|no snapshot"):
+            call()
+    assert tree(root) == before
+    if lost == "one document":
+        shutil.move(moved, root / "snapshots/snapshot_000001/manifest.json")
+    else:
+        shutil.copytree(moved, root / "snapshots", dirs_exist_ok=True)
+    assert again.collect().bytes(removed=True) == 0
+    assert tree(root) == {
+        name.replace(str(tmp_path / "whole"), str(root)): data for name, data in whole.items()
+    }
+    assert again.verify().findings == []
+
+
+@pytest.mark.req("K-19")
+def test_who_takes_the_empty_folder_away_has_its_objects_collected(
+    repository: Repository,
+) -> None:
+    root = two(repository)
+    repository.unpin("best")
+    (root / "snapshots/snapshot_000001/manifest.json").unlink()
+    with pytest.raises(RefusedError):
+        repository.collect()
+    (root / "snapshots/snapshot_000001").rmdir()
+    assert repository.collect().bytes(removed=True) > 0
+    assert repository.numbers() == [2]
+    assert repository.verify().findings == []
+
+
+@pytest.mark.req("K-19")
+def test_a_first_save_that_died_is_cleaned_up_all_the_same(repository: Repository) -> None:
+    attempt = repository.begin()
+    part = attempt.part("a")
+    part.stage("x", b"1")
+    part.seal()
+    root = Path(repository.location)
+    (root / layout.lease_key(attempt.id)).unlink()
+    assert repository.collect().attempts == (attempt.id,)
+    assert list(repository.store.walk(layout.OBJECTS)) == []
+
+
+@pytest.mark.req("K-19")
+def test_a_closed_number_is_no_lost_document(repository: Repository) -> None:
+    root = two(repository)
+    repository.store.create(layout.manifest_key(3), CLOSED)
+    assert repository.collect().bytes(removed=True) == 0
+    repository.unpin("best")
+    assert repository.keep_latest(1) == [1]
+    assert Repository.open(root).begin().number == 4

@@ -61,6 +61,11 @@ def forget(repository: Repository, attempt: Attempt) -> None:
     repository.store.delete(layout.lease_key(attempt.id))
 
 
+def published(repository: Repository) -> None:
+    """A snapshot without objects: where there never was one, orphans are not removed (K-19)."""
+    repository.begin(number=9).publish([])
+
+
 def orphan(repository: Repository) -> set[str]:
     """Objects that nothing reaches and no journal names."""
     before = stored(repository)
@@ -150,6 +155,7 @@ def test_what_a_running_save_wrote_stays_also_without_its_journal(
 
 
 def test_an_object_that_names_nobody_stays_while_a_save_runs(repository: Repository) -> None:
+    published(repository)
     attempt = repository.begin()
     sink = repository.store.sink(layout.workspace_key(attempt.id), "x")
     data = b"neither a pack nor an index"
@@ -195,6 +201,7 @@ def test_a_save_that_begins_after_the_leases_were_read_keeps_what_it_writes(
     repository: Repository,
 ) -> None:
     """Nobody knows its lease: the list of objects is older than it."""
+    published(repository)
     lost = orphan(repository)
     written: list[set[str]] = []
 
@@ -308,6 +315,7 @@ def test_an_outage_deletes_nothing(repository: Repository, verb: str) -> None:
 def test_a_collection_that_was_taken_over_deletes_no_more(
     repository: Repository, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    published(repository)
     lost = orphan(repository)
 
     def take_over() -> None:
@@ -328,6 +336,7 @@ def test_a_collection_that_was_taken_over_deletes_no_more(
 def test_a_long_collection_renews_its_lease(
     repository: Repository, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    published(repository)
     orphan(repository)
     now, seen = time.time_ns(), []
     monkeypatch.setattr(time, "time_ns", lambda: now)
@@ -431,6 +440,7 @@ def test_a_copy_and_a_collection_see_each_other(
 def test_a_copy_refuses_while_objects_are_collected(repository: Repository, tmp_path: Path) -> None:
     source = Repository.open(tmp_path / "source", create=True, repository_id=repository.id)
     save(source, value=1)
+    published(repository)
     orphan(repository)
     refused: list[BaseException] = []
 
