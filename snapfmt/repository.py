@@ -25,19 +25,18 @@ from snapfmt.storage.urls import open_store, store_at
 from snapfmt.writing.attempt import Attempt
 from snapfmt.writing.collect import Collecting, CollectReport
 from snapfmt.writing.founding import found
-from snapfmt.writing.lease import LEASE_SECONDS, hold, leases, new_lease, over
+from snapfmt.writing.lease import LEASE_SECONDS, check_seconds, hold, leases, new_lease, over
 from snapfmt.writing.part import PartWriter, decode_ticket
 from snapfmt.writing.pins import pin, pins, unpin
 from snapfmt.writing.reclaim import reclaim
 from snapfmt.writing.retire import Retirement
 from snapfmt_schemas.attempt import Lease, Ticket
 from snapfmt_schemas.fingerprint import Fingerprint
+from snapfmt_schemas.identity import MAX_COUNT
 from snapfmt_schemas.manifest import BaseSnapshot, RepositoryDocument
 from snapfmt_schemas.pin import Pin
 
 R = TypeVar("R", Retirement, Collecting)
-MAX_LEASE_SECONDS = 366 * 24 * 3600.0
-"""No lease is longer than this many seconds."""
 
 
 class Repository:
@@ -231,8 +230,9 @@ class Repository:
         for name, value in (("number", number), ("base", base)):
             if value is not None:
                 _check_number(value, name)
-        if not _is_seconds(lease_seconds):
-            raise InputError("lease_seconds is a number of seconds", what=repr(lease_seconds))
+        check_seconds(lease_seconds)
+        if base is not None and not 0 <= base <= MAX_COUNT:
+            raise InputError("base is the number of a snapshot", what=str(base))
         if attempt_id is not None and not layout.is_attempt_id(attempt_id):
             raise InputError("an attempt id is 32 hex digits", what=repr(attempt_id))
         self._store.prepare()
@@ -394,7 +394,3 @@ class Repository:
 def _check_number(value: object, name: str) -> None:
     if type(value) is not int:
         raise InputError(f"{name} is a whole number", what=repr(value))
-
-
-def _is_seconds(value: object) -> bool:
-    return type(value) in (int, float) and abs(float(str(value))) < MAX_LEASE_SECONDS

@@ -77,4 +77,11 @@ def open_store(
         raise InputError("not a URL of a bucket", what=shown, hint="s3://bucket/prefix")
     if storage_options:
         raise InputError("a folder takes no storage options", what=", ".join(storage_options))
-    return LocalStore(Path(text.removeprefix("file://")), create=create)
+    path = text.removeprefix("file://")
+    try:
+        encoded = os.fsencode(path)
+    except UnicodeEncodeError:
+        encoded = b"\0"
+    if b"\0" in encoded:
+        raise InputError("no file system has such a path", what=ascii(path))
+    return LocalStore(Path(path), create=create)

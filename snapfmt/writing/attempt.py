@@ -35,7 +35,7 @@ from snapfmt.limits import DEFAULT_LIMITS, Limits
 from snapfmt.reading.snapshot import Snapshot
 from snapfmt.storage.base import Store
 from snapfmt.writing.base import check_reach, snapshot_of
-from snapfmt.writing.lease import give_back, renewed
+from snapfmt.writing.lease import check_seconds, give_back, renewed
 from snapfmt.writing.part import PartWriter
 from snapfmt.writing.reclaim import reclaim
 from snapfmt_schemas import redaction
@@ -110,8 +110,10 @@ class Attempt:
 
         Raises:
             LeaseExpired: If the attempt was taken over.
+            InputError: If it is no number of seconds.
         """
         self._check_open()
+        check_seconds(seconds)
         self._check_lease()
         self._lease = renewed(self._lease, seconds)
         self._store.replace(layout.lease_key(self.id), canonical.encode(self._lease))
@@ -142,7 +144,13 @@ class Attempt:
             raise LeaseExpired("the lease ran out", what=self.id, hint="renew it, or save anew")
         self._check_lease()
         metadata = {} if user_metadata is None else user_metadata
+        if not isinstance(metadata, Mapping):
+            raise InputError("user_metadata is a mapping", what=repr(metadata)[:80])
         canonical.check_strict(dict(metadata), what="user_metadata")
+        if not _are(Fingerprint, fingerprints):
+            raise InputError(
+                "fingerprints are made by Fingerprint.of", what=repr(fingerprints)[:80]
+            )
         _check_fingerprints(fingerprints)
         try:
             self._check_receipts(receipts)
@@ -255,7 +263,7 @@ class Attempt:
         return "ours" if found.write_id == manifest.write_id else "theirs"
 
     def _check_receipts(self, receipts: Sequence[Receipt]) -> None:
-        if not _are_receipts(receipts):
+        if not _are(Receipt, receipts):
             raise InputError("receipts are what PartWriter.seal returned", what=repr(receipts)[:80])
         names = [receipt.part.casefold() for receipt in receipts]
         if len(set(names)) != len(names):
@@ -326,8 +334,8 @@ class Attempt:
             raise LeaseExpired("the attempt was taken over", what=self.id, hint="start a new save")
 
 
-def _are_receipts(receipts: object) -> bool:
-    return isinstance(receipts, Sequence) and all(isinstance(item, Receipt) for item in receipts)
+def _are(kind: type, items: object) -> bool:
+    return isinstance(items, Sequence) and all(isinstance(item, kind) for item in items)
 
 
 def _check_fingerprints(fingerprints: Sequence[Fingerprint]) -> None:

@@ -6,7 +6,7 @@ import socket
 import time
 from typing import Final
 
-from snapfmt.errors import ConflictError, SnapfmtError, StorageUnavailable
+from snapfmt.errors import ConflictError, InputError, SnapfmtError, StorageUnavailable
 from snapfmt.format import canonical, layout
 from snapfmt.limits import Limits
 from snapfmt.storage.base import Store
@@ -15,6 +15,8 @@ from snapfmt_schemas.attempt import Lease
 
 LEASE_SECONDS: Final = 3600.0
 """How long a lease lasts before others may take what it holds, unless it is renewed or says so."""
+MAX_LEASE_SECONDS: Final = 366 * 24 * 3600.0
+"""No lease is longer than this many seconds."""
 SKEW_NS = 3_600_000_000_000
 """How far the clock of another machine may be off, in nanoseconds, before it costs a save."""
 
@@ -32,6 +34,17 @@ def new_lease(
         expires_at_ns=now + int(seconds * 1e9),
         owner=current_owner(socket.gethostname()),
     )
+
+
+def check_seconds(value: object) -> None:
+    """Whether a lease may last so long.
+
+    Raises:
+        InputError: If it is no number, or too large a one.
+    """
+    number = value if isinstance(value, (int, float)) and not isinstance(value, bool) else None
+    if number is None or not -MAX_LEASE_SECONDS < number < MAX_LEASE_SECONDS:
+        raise InputError("a lease lasts a number of seconds, at most a year", what=repr(value)[:80])
 
 
 def take(store: Store, lease: Lease) -> None:

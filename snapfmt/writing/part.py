@@ -26,6 +26,7 @@ from snapfmt.errors import (
     SnapfmtError,
 )
 from snapfmt.format import canonical, digest, jsonl, layout, pack
+from snapfmt.format.columns import is_utf8
 from snapfmt.format.digest import Buffer
 from snapfmt.format.reach import check_counts
 from snapfmt.limits import DEFAULT_LIMITS
@@ -52,6 +53,8 @@ class PartWriter:
 
     def __init__(self, store: Store, ticket: Ticket, *, workers: int | None = None) -> None:
         """Open the part that a ticket names; `workers` encoder threads (default: the cores)."""
+        if workers is not None and (type(workers) is not int or workers < 1):
+            raise InputError("workers is a whole number, at least 1", what=repr(workers))
         self.name = ticket.part
         self._store = store
         self._ticket = ticket
@@ -216,6 +219,8 @@ class PartWriter:
         """A new table; use it as a context manager or close it before `seal`."""
         self._check_open()
         _check_name(name, _TABLE)
+        if type(schema_id) is not str or not is_utf8(schema_id):
+            raise InputError("schema_id is text", what=repr(schema_id)[:80])
         if name.casefold() in {known.casefold() for known in self._tables}:
             raise InputError("the part has this table already", what=name)
         writer = TableWriter(
@@ -349,8 +354,9 @@ def decode_ticket(text: str | bytes) -> Ticket:
     """
     if not isinstance(text, (str, bytes)):
         raise InputError("a ticket is JSON text", what=repr(text)[:80])
-    data = text.encode() if isinstance(text, str) else text
     try:
+        # What no JSON in UTF-8 holds is refused by the decoder.
+        data = text.encode("utf-8", "surrogatepass") if isinstance(text, str) else text
         return canonical.decode(data, Ticket, what="ticket", size_limit=DEFAULT_LIMITS.lease_size)
     except SnapfmtError as error:
         raise InputError(f"not a ticket: {error}") from error
