@@ -208,6 +208,7 @@ def test_verify_rules() -> None:
     text = inspect.getsource(verify)
     named = set(re.findall(r"_find\(\s*\"([a-z]+)\"", text))
     named |= set(re.findall(r"\brule(?:, text)? = (?:\()?\"([a-z]+)\"", text))
+    named |= set(re.findall(r"return \(?\"([a-z]+)\"", inspect.getsource(report.rule_of)))
     assert named == {rule for rule, _ in said}
     listed = re.search(r"Stable name: ([a-z,\s]+)\.", inspect.getsource(report))
     assert listed is not None

@@ -892,7 +892,8 @@ COLLECTING = (
         "    check_tops(store)\n", "", only(FOLDERS, "one_of_the_four"),
     ),
     Mutant(
-        "folders-of-snapshots", "repository.py", "        check_all(self._store)\n", "",
+        "folders-of-snapshots", "repository.py",
+        "        check_all(self._store, self._gone)\n", "",
         only(FOLDERS, "a_snapshots_folder"),
     ),
     Mutant(
