@@ -1,5 +1,6 @@
 """A storage unit writes what changed since its last published save, and nothing that did not."""
 
+import gc
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -291,6 +292,15 @@ def test_references_that_were_let_go_are_gathered_again(queue: Queue) -> None:
     unit.gather(queue.unit, "never", 5.0, 60.0)
     drop(queue.unit, "never")
     assert remember.tracker_of(queue.unit.storage_data)._pending == []
+
+
+def test_no_collection_looks_at_what_was_gathered_when_the_cut_is_taken(queue: Queue) -> None:
+    unit.gather(queue.unit, "late", 5.0, 60.0)
+    young = [id(item) for item in gc.get_objects(generation=0) + gc.get_objects(generation=1)]
+    fields = holding_of(queue.unit, "late").content.fields
+    assert fields
+    assert not any(id(values) in young for values in fields.values())
+    drop(queue.unit, "late")
 
 
 def test_rows_of_a_fields_metadata_are_known_from_what_is_produced() -> None:

@@ -1,5 +1,6 @@
 """What runs inside a storage unit: the cut, the writer of its rows, the loader of its rows."""
 
+import gc
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -97,6 +98,9 @@ def gather(unit: Any, cut_id: str, timeout_s: float, lease_s: float) -> None:
         for start in range(0, len(keys), _PIECE):
             some = keys[start : start + _PIECE]
             own |= zip(some, map(values.get, some), strict=True)
+        # The collector looks at every value of a new dictionary, twice until it is an old one:
+        # that may take longer than the whole cut, and must not happen in it.
+        gc.collect(1)
 
 
 def _gathered(unit: Any, cut_id: str) -> Gathered | None:
