@@ -75,7 +75,7 @@ def write_controller(
         indexes=records.IndexRecord(
             counter=cut.counter,
             reusable=_runs([*cut.reusable, *left_out]),
-            allocated=_runs(sorted(cut.allocated.difference(left_out))),
+            allocated=_runs(sorted(set(cut.allocated).difference(left_out))),
         ),
         sampler=records.SamplerRecord(
             name=cut.sampler_class, settings=cut.sampler_settings, state=sampler
@@ -91,7 +91,7 @@ def _runs(indexes: Sequence[int]) -> tuple[tuple[int, int], ...]:
 def _write_state(
     part: PartWriter,
     cut: PartitionCut,
-    allocated: set[int],
+    allocated: list[int],
     table: str,
     check: Callable[[], None],
 ) -> int:
@@ -115,9 +115,9 @@ def _write_state(
     consumed = torch.zeros(len(known), len(cut.consumption), dtype=torch.int8)
     for position, bits in enumerate(cut.consumption.values()):
         consumed[:, position] = _pick(bits, rows)
-    sets = (cut.active, cut.pre_allocated, cut.indexed, allocated)
-    flags = torch.zeros(len(known), len(sets), dtype=torch.bool)
-    for position, group in enumerate(sets):
+    groups = (cut.active, cut.pre_allocated, cut.indexed, allocated)
+    flags = torch.zeros(len(known), len(groups), dtype=torch.bool)
+    for position, group in enumerate(groups):
         flags[:, position] = torch.from_numpy(np.isin(indexes, ascending(group)))
     with part.table(f"state/{table}") as writer:
         for start in range(0, len(known), _CHUNK):
@@ -246,7 +246,7 @@ def read_controller(
         partitions=tuple(partitions),
         counter=document.indexes.counter,
         reusable=names.unrun(document.indexes.reusable),
-        allocated=set(names.unrun(document.indexes.allocated)),
+        allocated=names.unrun(document.indexes.allocated),
         other_indexes={},
         sampler_class=document.sampler.name,
         sampler_state=tagged.decode(document.sampler.state),
@@ -268,17 +268,17 @@ def _read_partition(
         created_at=item.created_at,
         production=production,
         consumption=consumption,
-        active=set(),
-        pre_allocated=set(),
+        active=[],
+        pre_allocated=[],
         fields=fields,
         metas=metas,
         backend_meta={},
         tags={},
         keys={},
-        indexed=set(),
+        indexed=[],
     )
     columns = torch.tensor([fields[name] for name in cut.ordered_fields()], dtype=torch.int64)
-    sets = (cut.active, cut.pre_allocated, cut.indexed)
+    groups = (cut.active, cut.pre_allocated, cut.indexed)
     targets: tuple[tuple[str, dict[int, Any]], ...]
     targets = (("tag", cut.tags), ("backend_meta", cut.backend_meta))
     found = 0
@@ -293,8 +293,8 @@ def _read_partition(
         _set_status(item, production, indexes, columns, produced)
         for position, bits in enumerate(consumption.values()):
             _set_status(item, bits, indexes, None, consumed[:, position])
-        for position, group in enumerate(sets):
-            group.update(indexes[flags[:, position] != 0].tolist())
+        for position, group in enumerate(groups):
+            group.extend(indexes[flags[:, position] != 0].tolist())
         for row, (key, index) in enumerate(zip(keys, indexes.tolist(), strict=True)):
             if (user := names.user_key(key)) is not None:
                 cut.keys[user] = index
@@ -364,7 +364,7 @@ def _field_cut(name: str, values: dict[str, Any]) -> FieldCut:
         shape=meta["shape"],
         is_nested=meta["is_nested"],
         is_non_tensor=meta["is_non_tensor"],
-        global_indexes=set(values["global_indexes"].tolist()),
+        global_indexes=values["global_indexes"].tolist(),
         per_sample_shapes=dict(zip(values["sample_indexes"].tolist(), shapes, strict=True)),
     )
 

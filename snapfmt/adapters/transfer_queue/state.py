@@ -19,27 +19,31 @@ class FieldCut:
     shape: Any
     is_nested: bool | None
     is_non_tensor: bool | None
-    global_indexes: set[int] | None
+    global_indexes: list[int] | None
     """None for those of the rows in which the field is produced."""
     per_sample_shapes: dict[int, Any]
 
 
 @dataclass(frozen=True, slots=True)
 class PartitionCut:
-    """`DataPartitionStatus` of one partition, with its own containers and shared leaves."""
+    """`DataPartitionStatus` of one partition, with its own containers and shared leaves.
+
+    Its sets are lists here: the copy of a set takes five times the memory, and most of the time
+    of a copy goes into memory that nobody has touched yet.
+    """
 
     partition_id: str
     created_at: float
     production: Any
     consumption: dict[str, Any]
-    active: set[int]
-    pre_allocated: set[int]
+    active: list[int]
+    pre_allocated: list[int]
     fields: dict[str, int]
     metas: dict[str, FieldCut]
     backend_meta: dict[int, dict[str, Any]]
     tags: dict[int, Any]
     keys: dict[str, int]
-    indexed: set[int]
+    indexed: list[int]
 
     def key_of(self) -> dict[int, str]:
         """Global index -> user key."""
@@ -72,8 +76,8 @@ class PartitionCut:
 
     def known_indexes(self) -> set[int]:
         """Every global index that any part of the partition's state mentions."""
-        known = self.active | self.pre_allocated | self.indexed | self.tags.keys()
-        known |= self.backend_meta.keys() | set(self.keys.values())
+        known = {*self.active, *self.pre_allocated, *self.indexed, *self.tags}
+        known.update(self.backend_meta, self.keys.values())
         for status in (self.production.any(dim=1), *self.consumption.values()):
             known.update(np.flatnonzero(status.numpy()).tolist())
         return known
@@ -86,8 +90,8 @@ class ControllerCut:
     partitions: tuple[PartitionCut, ...]
     counter: int
     reusable: list[int]
-    allocated: set[int]
-    other_indexes: dict[str, set[int]]
+    allocated: list[int]
+    other_indexes: dict[str, list[int]]
     sampler_class: str
     sampler_state: Any
     sampler_settings: dict[str, Any]
@@ -156,22 +160,22 @@ def copy_controller(controller: Any, partitions: Iterable[str] | None) -> Contro
     manager = controller.index_manager
     wanted = None if partitions is None else set(partitions)
     cuts = []
-    others: dict[str, set[int]] = {}
+    others: dict[str, list[int]] = {}
     for partition_id, status in controller.partitions.items():
-        indexed = set(manager.partition_to_indexes.get(partition_id, ()))
+        indexed = list(manager.partition_to_indexes.get(partition_id, ()))
         if wanted is None or partition_id in wanted:
             cuts.append(_copy_partition(status, indexed))
         else:
             others[partition_id] = indexed
     for partition_id, indexes in manager.partition_to_indexes.items():
         if partition_id not in controller.partitions:
-            others[partition_id] = set(indexes)
+            others[partition_id] = list(indexes)
     sampler_class, sampler_state, sampler_settings = copy_sampler(controller.sampler)
     return ControllerCut(
         partitions=tuple(cuts),
         counter=manager.global_index_counter,
         reusable=list(manager.reusable_indexes),
-        allocated=set(manager.allocated_indexes),
+        allocated=list(manager.allocated_indexes),
         other_indexes=others,
         sampler_class=sampler_class,
         sampler_state=sampler_state,
@@ -190,7 +194,7 @@ def copy_sampler(sampler: Any) -> tuple[str, Any, dict[str, Any]]:
     return f"{kind.__module__}:{kind.__qualname__}", _deep(sampler.save_checkpoint()), settings
 
 
-def _copy_partition(status: Any, indexed: set[int]) -> PartitionCut:
+def _copy_partition(status: Any, indexed: list[int]) -> PartitionCut:
     production = status.production_status.clone()
     fields = dict(status.field_name_mapping)
     return PartitionCut(
@@ -198,8 +202,8 @@ def _copy_partition(status: Any, indexed: set[int]) -> PartitionCut:
         created_at=status.created_at,
         production=production,
         consumption={task: bits.clone() for task, bits in status.consumption_status.items()},
-        active=set(status.global_indexes),
-        pre_allocated=set(status.pre_allocated_global_indexes),
+        active=list(status.global_indexes),
+        pre_allocated=list(status.pre_allocated_global_indexes),
         fields=fields,
         metas={
             name: FieldCut(
@@ -220,7 +224,7 @@ def _copy_partition(status: Any, indexed: set[int]) -> PartitionCut:
     )
 
 
-def _own_indexes(indexes: set[int], production: Any, column: int | None) -> set[int] | None:
+def _own_indexes(indexes: set[int], production: Any, column: int | None) -> list[int] | None:
     """A copy, unless they are known from the production status.
 
     The controller marks a row as produced before it adds it to the field's metadata, and takes
@@ -230,7 +234,7 @@ def _own_indexes(indexes: set[int], production: Any, column: int | None) -> set[
         produced = np.count_nonzero(production[:, column].numpy() == 1)
         if produced == len(indexes):
             return None
-    return set(indexes)
+    return list(indexes)
 
 
 def _deep(value: Any) -> Any:
@@ -256,8 +260,8 @@ def install_controller(controller: Any, cut: ControllerCut) -> None:
             created_at=part.created_at,
             production_status=part.production,
             consumption_status=part.consumption,
-            global_indexes=part.active,
-            pre_allocated_global_indexes=part.pre_allocated,
+            global_indexes=set(part.active),
+            pre_allocated_global_indexes=set(part.pre_allocated),
             field_name_mapping=part.fields,
             field_metadata={
                 name: FieldMeta(
@@ -277,7 +281,7 @@ def install_controller(controller: Any, cut: ControllerCut) -> None:
         )
         partitions[part.partition_id] = status
         if part.indexed:
-            indexed[part.partition_id] = part.indexed
+            indexed[part.partition_id] = set(part.indexed)
     manager = controller.index_manager
     before = controller.sampler.save_checkpoint()
     try:
@@ -288,5 +292,5 @@ def install_controller(controller: Any, cut: ControllerCut) -> None:
     manager.partition_to_indexes = indexed
     manager.reusable_indexes = cut.reusable
     manager.global_index_counter = cut.counter
-    manager.allocated_indexes = cut.allocated
+    manager.allocated_indexes = set(cut.allocated)
     controller.partitions = partitions
