@@ -3,6 +3,7 @@
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +11,9 @@ import pytest
 
 from snapfmt import MISSING, Repository
 from snapfmt.adapters.transfer_queue import controller as at_controller
-from snapfmt.adapters.transfer_queue import jobs, load, save, saving, unit
+from snapfmt.adapters.transfer_queue import load, prepare_cut, save, take_cut, unit
 from snapfmt.adapters.transfer_queue.cluster import run
-from snapfmt.errors import AttemptError, CutInconsistent, DeadlineExceeded, NotPublished
+from snapfmt.errors import CutInconsistent, DeadlineExceeded, NotPublished, ParticipantFailed
 
 pytestmark = [pytest.mark.cluster, pytest.mark.filterwarnings("ignore")]
 
@@ -68,20 +69,28 @@ def start_writer(seconds: float, number: int) -> Any:
     return ray.remote(num_cpus=0)(write).remote()
 
 
+def slow_copy(controller: Any, seconds: float) -> None:
+    """Runs in the controller: from now on its half of a cut comes so long after the units'."""
+    from snapfmt.adapters.transfer_queue import state
+
+    def copy(*arguments: Any) -> Any:
+        time.sleep(seconds)
+        return state.copy_controller(*arguments)
+
+    at_controller.copy_controller = copy
+
+
+@pytest.fixture
+def slow(lab: Any) -> Iterator[Any]:
+    """Makes cuts slow that the queue takes in this test."""
+    yield lambda seconds: lab.on_controller(slow_copy, seconds)
+    lab.on_controller(slow_copy, 0.0)
+
+
 def test_a_cut_is_consistent_while_other_processes_write(
-    lab: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    lab: Any, tmp_path: Path, slow: Any
 ) -> None:
     import ray
-
-    real = saving.run
-
-    def slow_units(calls: Any, **options: Any) -> Any:
-        # Without the hold, rows would be cleared between the two halves of the cut.
-        if calls[-1].function is unit.take_cut:
-            first = real(calls[:1], **options)
-            time.sleep(0.15)
-            return first + real(calls[1:], **options)
-        return real(calls, **options)
 
     ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])
     lab.start(2)
@@ -93,7 +102,8 @@ def test_a_cut_is_consistent_while_other_processes_write(
     reports = []
     while ray.wait(writers, num_returns=2, timeout=0)[1]:
         reports.append(save(tmp_path / "run"))
-        monkeypatch.setattr(saving, "run", slow_units if len(reports) % 2 else real)
+        # Without the hold, rows would be cleared between the two halves of the cut.
+        slow(0.15 if len(reports) % 2 else 0.0)
     ray.get(writers)
     assert max(report.longest_wait_s for report in reports) > 0.1, "writers met the hold"
     assert len(reports) >= 5
@@ -151,37 +161,120 @@ def test_the_hold_does_not_grow_with_the_bytes(lab: Any, tmp_path: Path) -> None
     assert max(waits) < min(report.write_s for report in reports)
 
 
-def test_a_dead_driver_leaves_the_queue_running(lab: Any) -> None:
+def test_a_dead_driver_leaves_the_queue_running(lab: Any, slow: Any, eventually: Any) -> None:
+    import ray
+    import torch
+
+    ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])
+    lab.start(2)
+    lab.put("p", ["a"], {"x": torch.zeros(1, 4)})
+    cluster = prepare_cut().cluster
+    slow(4.0)
+
+    def drive() -> None:
+        take_cut(lease_s=4.0)
+
+    driving = ray.remote(num_cpus=0, max_retries=0)(drive).remote()
+    # The controller answers no other call meanwhile.
+    kept = cluster.unit_calls(holdings)
+    eventually(lambda: run(kept, timeout_s=30.0) == [1, 1], within=60.0)
+    ray.cancel(driving, force=True)
+    with pytest.raises((ray.exceptions.WorkerCrashedError, ray.exceptions.TaskCancelledError)):
+        ray.get(driving)
+    started = time.monotonic()
+    lab.put("p", ["b"], {"x": torch.zeros(1, 4)})
+    assert time.monotonic() - started < 8.0
+    assert "b" in dict(lab.census()["state"]["partitions"]["p"]["keys"])
+    # A cut that nobody asks for is let go of.
+    kept.append(cluster.controller_call(holdings))
+    eventually(lambda: not any(run(kept, timeout_s=30.0)), within=30.0)
+
+
+def holdings(actor: Any) -> int:
+    """Runs in an actor: how many cuts it keeps."""
+    kept = vars(actor).get("_snapfmt_holdings", {}).values()
+    return sum(type(item.content).__name__ in ("UnitCut", "ControllerCut") for item in kept)
+
+
+def test_a_unit_that_stands_still_holds_the_queue_for_one_lease(lab: Any, eventually: Any) -> None:
     import torch
 
     lab.start(2)
     lab.put("p", ["a"], {"x": torch.zeros(1, 4)})
-    cluster = lab.cluster
-    lab.on_controller(at_controller.prepare, 5.0)
-    lab.on_controller(at_controller.hold, "dead", 5.0, 1.0)
-    started = time.monotonic()
-    lab.put("p", ["b"], {"x": torch.zeros(1, 4)})
-    assert 0.5 < time.monotonic() - started < 4.0
-    assert "b" in dict(lab.census()["state"]["partitions"]["p"]["keys"])
-    # What the dead driver still had cannot be used any more, nor by mistake.
-    with pytest.raises(CutInconsistent):
-        lab.on_controller(at_controller.copy, "dead", None, 5.0)
-    assert lab.on_controller(at_controller.release, "dead").held_s is None
-    # A cut that nobody asks for is let go of as well.
-    run(cluster.unit_calls(unit.take_cut, "dead", 5.0, 0.2), timeout_s=10.0)
-    time.sleep(0.6)
-    with pytest.raises(AttemptError):
-        run(cluster.unit_calls(jobs.poll, "dead", 5.0), timeout_s=10.0)
+    waits = []
+
+    def put() -> None:
+        started = time.monotonic()
+        lab.put("p", ["b"], {"x": torch.zeros(1, 4)})
+        waits.append(time.monotonic() - started)
+
+    prepared = prepare_cut(hold_lease_s=1.0)
+    lab.on_unit(1, instead_of_a_cut, "sleep", 3.0)
+    writer = threading.Timer(0.5, put)
+    writer.start()
+    try:
+        with pytest.raises(DeadlineExceeded) as caught:
+            prepared.take()
+        assert caught.value.what == "TransferQueueStorageUnit#1"
+    finally:
+        writer.join()
+        lab.on_unit(1, instead_of_a_cut, None)
+    assert waits[0] < 2.5
+    eventually(lambda: lab.on_controller(holdings) + lab.on_unit(1, holdings) == 0)
+    with prepare_cut().take() as cut:
+        assert cut.keys("p") == {"a", "b"}
+
+
+def test_a_unit_that_dies_ends_the_hold(lab: Any) -> None:
+    import torch
+
+    lab.start(2)
+    lab.put("p", ["a"], {"x": torch.zeros(1, 4)})
+    prepared = prepare_cut(hold_lease_s=60.0)
+    lab.on_unit(1, instead_of_a_cut, "die")
+    try:
+        with pytest.raises(ParticipantFailed) as caught:
+            prepared.take()
+        assert caught.value.what == "TransferQueueStorageUnit#1"
+        started = time.monotonic()
+        assert lab.client.get_partition_list() == ["p"]
+        assert time.monotonic() - started < 5.0
+        assert run([prepared.cluster.controller_call(holdings)], timeout_s=30.0) == [0]
+    finally:
+        lab.stop()
+
+
+def instead_of_a_cut(_unit: Any, what: str | None, seconds: float = 0.0) -> None:
+    """Runs in a unit: what it does when it is asked for its cut; with None, what it should."""
+    import os
+
+    real = vars(unit).setdefault("_real_take_cut", unit.take_cut)
+
+    def take_cut(*arguments: Any) -> Any:
+        if what == "die":
+            os._exit(1)
+        time.sleep(seconds)
+        return real(*arguments)
+
+    unit.take_cut = real if what is None else take_cut
 
 
 def test_one_save_at_a_time_holds_the_queue(lab: Any, tmp_path: Path) -> None:
     lab.start(2)
     lab.on_controller(at_controller.prepare, 5.0)
-    lab.on_controller(at_controller.hold, "first", 5.0, 5.0)
+    lab.on_controller(hold, "first")
     with pytest.raises(DeadlineExceeded, match="another save"):
-        save(tmp_path / "run", hold_timeout_s=0.3)
-    assert lab.on_controller(at_controller.release, "first").held_s is not None
+        save(tmp_path / "run", hold_timeout_s=1.0)
+    assert lab.on_controller(release, "first") is not None
     assert save(tmp_path / "run").snapshot is not None
+
+
+def hold(controller: Any, owner: str) -> None:
+    at_controller._gate(controller).hold(owner, lease_s=20.0, timeout_s=5.0)
+
+
+def release(controller: Any, owner: str) -> float | None:
+    return at_controller._gate(controller).release(owner)
 
 
 def test_a_cell_that_is_not_there_stops_the_save(lab: Any, tmp_path: Path) -> None:

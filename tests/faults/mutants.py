@@ -58,6 +58,7 @@ FOLDERS = ("tests/faults/test_folders.py",)
 SAFEGUARDS = ("tests/faults/test_safeguards.py",)
 CORRUPT = ("tests/faults/test_corruption.py",)
 FUZZ = ("tests/faults/test_fuzz.py", "-k", "sample")
+TAKE_CUT = ("tests/unit/test_transfer_queue_take_cut.py",)
 
 
 @dataclass(frozen=True, slots=True)
@@ -1317,7 +1318,52 @@ HOSTILE = (
         FUZZ,
     ),
 )  # fmt: skip
-MUTANTS = STORAGE + WRITING + COLLECTING + READING + TRANSFER + REPAIRING + HOSTILE
+CUTTING = (
+    Mutant(
+        "cut-ended-hold", "adapters/transfer_queue/controller.py",
+        "    if held is None:\n", "    if False:\n", TAKE_CUT,
+    ),
+    Mutant(
+        "cut-release-always", "adapters/transfer_queue/controller.py",
+        "        finally:\n            # Whatever",
+        "        except OSError:\n            raise\n        else:\n            # Whatever",
+        TAKE_CUT,
+    ),
+    Mutant(
+        "cut-waits-for-units", "adapters/transfer_queue/controller.py",
+        "    finally:\n        # Also after",
+        "    except OSError:\n        raise\n    else:\n        # Also after", TAKE_CUT,
+    ),
+    Mutant(
+        "cut-units-under-hold", "adapters/transfer_queue/controller.py",
+        "    asked = ask(units)\n",
+        "    asked = ask(units)\n    _gate(controller).release(\"cut\")\n",
+        TAKE_CUT,
+    ),
+    Mutant(
+        "cut-collector-off", "adapters/transfer_queue/hold.py",
+        "    gc.disable()\n", "", TAKE_CUT,
+    ),
+    Mutant(
+        "cut-collector-on-again", "adapters/transfer_queue/hold.py",
+        "        if collecting:\n", "        if False:\n", TAKE_CUT,
+    ),
+    Mutant(
+        "cut-own-indexes", "adapters/transfer_queue/state.py",
+        "active=list(status.global_indexes)", "active=status.global_indexes", TAKE_CUT,
+    ),
+    Mutant(
+        "cut-own-allocated", "adapters/transfer_queue/state.py",
+        "allocated=list(manager.allocated_indexes)", "allocated=manager.allocated_indexes",
+        TAKE_CUT,
+    ),
+    Mutant(
+        "cut-settled-references", "adapters/transfer_queue/unit.py",
+        "        gc.collect(1)\n", "",
+        only(("tests/unit/test_transfer_queue_incremental.py",), "no_collection"),
+    ),
+)  # fmt: skip
+MUTANTS = STORAGE + WRITING + COLLECTING + READING + TRANSFER + REPAIRING + HOSTILE + CUTTING
 
 
 @contextmanager

@@ -154,21 +154,30 @@ def run(calls: Sequence[Call], *, timeout_s: float) -> list[Any]:
         DeadlineExceeded: If an answer is not there in time.
         SnapfmtError: Whatever typed error a function raised.
     """
-    import ray
+    return answers(ask(calls), timeout_s=timeout_s)
 
-    pending = [
+
+def ask(calls: Sequence[Call]) -> list[tuple[Call, Any]]:
+    """Sends calls to their actors, to be waited for with `answers`."""
+    return [
         (call, call.actor.__ray_call__.remote(call.function, *call.arguments)) for call in calls
     ]
-    answers: list[Any] = []
+
+
+def answers(asked: Sequence[tuple[Call, Any]], *, timeout_s: float) -> list[Any]:
+    """Waits for calls; raises as `run`."""
+    import ray
+
+    found: list[Any] = []
     first: SnapfmtError | None = None
-    for call, reference in pending:
+    for call, reference in asked:
         try:
-            answers.append(ray.get(reference, timeout=timeout_s))
+            found.append(ray.get(reference, timeout=timeout_s))
         except Exception as error:  # noqa: BLE001 - everything becomes a typed error
             first = first or _typed(call, error)
     if first is not None:
         raise first
-    return answers
+    return found
 
 
 def _typed(call: Call, error: Exception) -> SnapfmtError:

@@ -1,4 +1,4 @@
-"""What runs inside the queue's controller: hold, copy, plan, write; and the restore."""
+"""What runs inside the queue's controller: the cut, the plan, the writer; and the restore."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -7,7 +7,8 @@ from importlib import import_module
 from typing import Any
 
 from snapfmt.adapters.transfer_queue import controller_part, names, records
-from snapfmt.adapters.transfer_queue.hold import Gate, install_gate
+from snapfmt.adapters.transfer_queue.cluster import Call, answers, ask, identify_unit, run
+from snapfmt.adapters.transfer_queue.hold import Gate, install_gate, without_collections
 from snapfmt.adapters.transfer_queue.jobs import Holding, Status, holding_of, holdings_of, keep
 from snapfmt.adapters.transfer_queue.state import (
     ControllerCut,
@@ -17,10 +18,13 @@ from snapfmt.adapters.transfer_queue.state import (
     copy_sampler,
     install_controller,
 )
+from snapfmt.adapters.transfer_queue.unit import CutReport
 from snapfmt.errors import CutInconsistent, LeaseExpired, NoMatch, RestoreRefused
 
 REQUESTS = ("_handle_request",)
 """Every request of a client passes this method of the controller."""
+CONNECT_S = 30.0
+"""Time for the controller's first call to the units."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,11 +36,13 @@ class Plan:
 
 
 @dataclass(frozen=True, slots=True)
-class Released:
-    """How the controller was held; `held_s` is None when the lease ended first."""
+class Taken:
+    """How the controller was held, and what the units say of their cuts."""
 
-    held_s: float | None
+    held_s: float
+    waited_s: float
     longest_wait_s: float
+    units: tuple[CutReport, ...]
 
 
 @dataclass(slots=True)
@@ -59,34 +65,59 @@ def prepare(controller: Any, timeout_s: float) -> int:
     return len(controller.partitions)
 
 
-def hold(controller: Any, cut_id: str, timeout_s: float, lease_s: float) -> float:
-    """Stops the requests; returns how long it waited for the one inside."""
-    return _gate(controller).hold(cut_id, lease_s=lease_s, timeout_s=timeout_s)
+def take_cut(
+    controller: Any,
+    cut_id: str,
+    partitions: Sequence[str] | None,
+    units: Sequence[Call],
+    timeout_s: float,
+    hold_lease_s: float,
+    lease_s: float,
+) -> Taken:
+    """Stops the requests, has the units take their cuts, copies the state meanwhile, goes on.
 
-
-def copy(controller: Any, cut_id: str, partitions: Sequence[str] | None, lease_s: float) -> None:
-    """Copies the state; requires the hold.
+    `units` are the calls for the units' cuts. Nothing that its driver does or does not do lies
+    inside the hold; a unit that does not answer can make it last as long as its lease.
 
     Raises:
         NoMatch: If a partition that was asked for is not there.
-        CutInconsistent: If the hold ended.
+        CutInconsistent: If the hold ended before all cuts were taken.
+        ParticipantFailed: If a unit died.
+        DeadlineExceeded: If a request inside the queue does not end in time.
     """
     gate = _gate(controller)
+    # The first call to a unit opens a connection: not under the hold.
+    run([Call(call.actor, call.name, identify_unit) for call in units], timeout_s=CONNECT_S)
+    with without_collections():
+        waited = gate.hold(cut_id, lease_s=hold_lease_s, timeout_s=timeout_s)
+        try:
+            cut, reports = _cut_under_hold(controller, partitions, units, hold_lease_s)
+        finally:
+            # Whatever happened: the queue goes on now, not when the lease ends.
+            held = gate.release(cut_id)
+    if held is None:
+        raise CutInconsistent(
+            "the controller's hold ended before all cuts were taken",
+            hint="save again, or allow a longer hold",
+        )
+    keep(controller, cut_id, Holding(cut, lease_s=lease_s, release=lambda _: None))
+    return Taken(held, waited, gate.longest_wait, tuple(reports))
+
+
+def _cut_under_hold(
+    controller: Any, partitions: Sequence[str] | None, units: Sequence[Call], timeout_s: float
+) -> tuple[ControllerCut, list[CutReport]]:
     for partition in partitions or ():
         if partition not in controller.partitions:
             hint = ", ".join(sorted(controller.partitions))
             raise NoMatch("the queue has no such partition", what=partition, hint=hint)
-    cut = copy_controller(controller, partitions)
-    if not gate.holds(cut_id):
-        raise CutInconsistent("the controller's hold ended before its cut was taken")
-    keep(controller, cut_id, Holding(cut, lease_s=lease_s, release=lambda _: None))
-
-
-def release(controller: Any, cut_id: str) -> Released:
-    """Lets the requests go on."""
-    gate = _gate(controller)
-    held = gate.release(cut_id)
-    return Released(held, gate.longest_wait)
+    asked = ask(units)
+    try:
+        cut = copy_controller(controller, partitions)
+    finally:
+        # Also after an error, so that no unit takes its cut when the driver has let go of it.
+        reports = answers(asked, timeout_s=timeout_s)
+    return cut, reports
 
 
 def plan(controller: Any, cut_id: str, units: int, schemas: dict[str, str]) -> Plan:

@@ -5,6 +5,7 @@ hold carries a lease: a driver that dies while it holds a gate leaves the queue 
 seconds at most. Requests wait at a closed gate, they are never dropped or answered early.
 """
 
+import gc
 import inspect
 import sys
 import threading
@@ -120,11 +121,6 @@ class Gate:
         with self._changed:
             return self._owner == owner and self._lease is not None and self._lease.renew(lease_s)
 
-    def holds(self, owner: str) -> bool:
-        """Whether `owner` still holds the gate."""
-        with self._changed:
-            return self._owner == owner
-
     def release(self, owner: str) -> float | None:
         """Opens the gate; returns how long it was closed, None when the lease had ended."""
         with self._changed:
@@ -147,6 +143,18 @@ class Gate:
             self._longest_wait = time.monotonic() - self._waiting_since
         self._owner, self._lease = None, None
         self._changed.notify_all()
+
+
+@contextmanager
+def without_collections() -> Iterator[None]:
+    """No garbage collection in this process meanwhile; it may take longer than a whole hold."""
+    collecting = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collecting:
+            gc.enable()
 
 
 def install_gate(

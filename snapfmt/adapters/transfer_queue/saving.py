@@ -1,10 +1,14 @@
 """The save of a live queue, as its driver runs it.
 
 Order of the cut (spec/v1/06-tables.md): every unit gathers references to its values while writers
-go on; the controller's requests are held; every unit looks again at the rows that changed since;
-the controller copies its state; the requests go on. A put is allocate, store, notify, and a clear
-is mark, delete, forget, each starting and ending at the controller: while it stands still, a cell
-that counts as produced lies in its unit. Writing comes after.
+go on; then the driver asks the controller once, and waits. The controller holds its requests; every
+unit looks again at the rows that changed since, and the controller copies its state meanwhile; when
+all have done so the requests go on. A put is allocate, store, notify, and a clear is mark, delete,
+forget, each starting and ending at the controller: while it stands still, a cell that counts as
+produced lies in its unit. Writing comes after.
+
+No message of the driver lies inside the hold, so it may die there. A unit that does not answer
+holds the queue until the hold's lease ends; what was cut then is not a cut.
 
 Values are taken by reference. What is replaced or cleared later does not touch the cut; a value
 that somebody changes in place inside a storage unit would, and nothing in TransferQueue does so.
@@ -31,7 +35,7 @@ from snapfmt.adapters.transfer_queue.held_cut import (
     wait_for,
 )
 from snapfmt.adapters.transfer_queue.reports import SaveReport
-from snapfmt.errors import CutInconsistent, InputError, NotPublished
+from snapfmt.errors import InputError, NotPublished
 from snapfmt.repository import Repository
 from snapfmt.writing.attempt import Attempt
 from snapfmt_schemas.fingerprint import Fingerprint
@@ -109,7 +113,7 @@ def take_cut(
         controller: Handle of the queue's controller, if it is not the cluster's only one.
         partitions: The partitions to save; all without it.
         hold_timeout_s: Time to wait for requests that are inside when the cut begins.
-        hold_lease_s: After this the queue goes on by itself when this process dies.
+        hold_lease_s: After this the queue goes on when a unit has not answered; there is no cut.
         lease_s: After this without a sign of life the actors let go of the cut.
 
     Raises:
@@ -171,7 +175,7 @@ def save(
         timeline: Likewise.
         timeout_s: Time for the whole save.
         hold_timeout_s: Time to wait for requests that are inside when the cut begins.
-        hold_lease_s: After this the queue goes on by itself when this process dies.
+        hold_lease_s: After this the queue goes on when a unit has not answered; there is no cut.
 
     Raises:
         CutInconsistent: If the cut does not fit together; nothing was published.
@@ -267,27 +271,23 @@ def _take_cut(prepared: PreparedCut, cut_id: str) -> CutTimes:
     lease_s, kept_s = prepared.hold_lease_s, prepared.lease_s
     run(cluster.unit_calls(unit.gather, cut_id, timeout_s, kept_s), timeout_s=2 * timeout_s)
     started = time.monotonic()
-    hold = cluster.controller_call(at_controller.hold, cut_id, timeout_s, lease_s)
-    copy = cluster.controller_call(at_controller.copy, cut_id, prepared.partitions, kept_s)
-    cuts = cluster.unit_calls(unit.take_cut, cut_id, timeout_s, kept_s)
-    release = cluster.controller_call(at_controller.release, cut_id)
-    try:
-        waited = run([hold], timeout_s=2 * timeout_s)[0]
-        _, *reports = run([copy, *cuts], timeout_s=2 * timeout_s)
-    finally:
-        # Whatever happened: the queue goes on now, not when the lease ends.
-        released = run([release], timeout_s=DROP_TIMEOUT_S)[0]
+    cut = cluster.controller_call(
+        at_controller.take_cut,
+        cut_id,
+        prepared.partitions,
+        cluster.unit_calls(unit.take_cut, cut_id, timeout_s, kept_s),
+        timeout_s,
+        lease_s,
+        kept_s,
+    )
+    patience_s = at_controller.CONNECT_S + timeout_s + lease_s + DROP_TIMEOUT_S
+    taken = run([cut], timeout_s=patience_s)[0]
     ended = time.monotonic()
-    if released.held_s is None:
-        raise CutInconsistent(
-            "the controller's hold ended before all cuts were taken",
-            hint="save again, or allow a longer hold",
-        )
     waits = run(cluster.unit_calls(unit.longest_wait), timeout_s=DROP_TIMEOUT_S)
     return CutTimes(
-        controller_held_s=released.held_s,
-        units_held_s=tuple(report.held_s for report in reports),
-        longest_wait_s=max(released.longest_wait_s, *waits),
-        quiesce_s=max(waited, *(report.waited_s for report in reports)),
+        controller_held_s=taken.held_s,
+        units_held_s=tuple(report.held_s for report in taken.units),
+        longest_wait_s=max(taken.longest_wait_s, *waits),
+        quiesce_s=max(taken.waited_s, *(report.waited_s for report in taken.units)),
         cut_s=ended - started,
     )
