@@ -8,6 +8,7 @@ from snapfmt.errors import (
     ConflictError,
     InputError,
     LeaseExpired,
+    MissingObject,
     NotPublished,
     SnapfmtError,
     SnapshotExists,
@@ -62,9 +63,8 @@ class Repository:
     ) -> "Repository":
         """Open the repository at a path or URL; with `create`, make it if there is none.
 
-        A location is a path, `s3://bucket/prefix` with the `storage_options` of s3fs, or a store
-        of one's own. `salvage` also opens one that holds pieces of damaged snapshots, which a
-        repair wrote: to look at them, and for nothing else.
+        A location is a path, `s3://bucket/prefix` with the `storage_options` of s3fs, or a store.
+        `salvage` also opens one of pieces of damaged snapshots, to look at them and nothing else.
 
         Raises:
             StoreNotFound: If there is no repository.
@@ -74,19 +74,19 @@ class Repository:
             StorageError: If the storage failed.
         """
         store = store_at(location, create=create, storage_options=storage_options)
-        if store.size(layout.REPOSITORY_KEY) is None:
+        try:
+            data = store.get(layout.REPOSITORY_KEY, limit=limits.lease_size)
+        except MissingObject as error:
             if not create:
                 raise StoreNotFound(
                     "no snapfmt.json here",
                     what=store.location,
                     hint="check the path, or create the repository with create=True",
-                )
+                ) from error
             found(store, repository_id=repository_id)
+            data = store.get(layout.REPOSITORY_KEY, limit=limits.lease_size)
         document = compat.decode_root(
-            store.get(layout.REPOSITORY_KEY, limit=limits.lease_size),
-            RepositoryDocument,
-            what=layout.REPOSITORY_KEY,
-            size_limit=limits.lease_size,
+            data, RepositoryDocument, what=layout.REPOSITORY_KEY, size_limit=limits.lease_size
         )
         if not salvage:
             compat.refuse_salvage(document.features, what=store.location)

@@ -14,20 +14,17 @@ from collections.abc import Callable, Coroutine, Iterator, Mapping
 from typing import Any, Final, NoReturn
 
 from snapfmt.errors import (
-    ConflictError,
     InputError,
     MissingObject,
     SnapfmtError,
-    StorageDenied,
     StorageError,
-    StorageFull,
     StorageUnavailable,
     StoreNotFound,
     UnsupportedFeature,
-    UnsupportedFilesystem,
 )
 from snapfmt.storage.client import ObjectInfo
 from snapfmt.storage.pieces import Body, Pieces
+from snapfmt.storage.s3_errors import is_behind_the_end, typed
 from snapfmt.storage.s3_url import parse
 
 MAX_PUT: Final = 5 * 2**30
@@ -37,11 +34,7 @@ READ_S: Final = 120
 SLOWEST: Final = 2**20
 """Bytes per second below which a request counts as stalled."""
 _PIECE: Final = 2**16
-_BUSY: Final = frozenset({408, 429, 500, 502, 503, 504})
-"""Also after the request was carried out in part: some servers call a lost quorum SlowDown."""
-_DENIED: Final = frozenset({"ExpiredToken", "InvalidToken", "TokenRefreshRequired"})
 _NO_S3: Final = "is the endpoint that of an S3 server?"
-_FULL: Final = frozenset({"QuotaExceeded", "InsufficientCapacity", "XMinioStorageFull"})
 
 
 class S3Client:
@@ -126,20 +119,39 @@ class S3Client:
 
         try:
             data: bytes = self._run(key, read, size=size)[:size]
-        except _RangeError:
-            # Begins behind the end, as every range of an empty object does.
+        except StorageError as error:
+            if not is_behind_the_end(error):
+                raise
+            # As every range of an empty object does.
             return b""
         return data
 
     def head(self, key: str) -> ObjectInfo | None:
         """One HeadObject."""
+        failure: SnapfmtError | None = None
         try:
             answer = self._call("head_object", key)
         except MissingObject:
             return None
+        except StorageUnavailable:
+            raise
+        except StorageError as error:
+            failure = error
+        if failure is not None:
+            raise self._reason(key) or failure
         metadata = {name.lower(): value for name, value in answer.get("Metadata", {}).items()}
         size = self._field(answer, "ContentLength", key)
         return ObjectInfo(key, size, _ns(answer), metadata)
+
+    def _reason(self, key: str) -> SnapfmtError | None:
+        """Why a look at a head is refused: its answer has no body, which would say so."""
+        try:
+            self.get(key, 0, 1)
+        except (StorageUnavailable, MissingObject):
+            return None
+        except (StorageError, StoreNotFound) as error:
+            return error
+        return None
 
     def list(self, prefix: str, *, deep: bool) -> Iterator[ObjectInfo]:
         """ListObjectsV2, page by page."""
@@ -205,7 +217,7 @@ class S3Client:
         except SnapfmtError as error:
             failure: Exception = error
         except Exception as error:  # noqa: BLE001 - all are made typed
-            failure = _typed(error, key, self.location)
+            failure = typed(error, key, self.location)
         # Outside, so that it has no context: its frames hold requests and their signatures.
         raise failure
 
@@ -227,7 +239,7 @@ class S3Client:
             import s3fs
             from fsspec.asyn import sync
 
-            from snapfmt.storage.s3_http import PlainSession
+            from snapfmt.storage.s3_http import PlainSession, new_session, unknown_options
         except ImportError as error:
             raise UnsupportedFeature(
                 "buckets need s3fs", what=self.location, hint="pip install 'snapfmt[s3]'"
@@ -251,11 +263,12 @@ class S3Client:
                 **options,
                 config_kwargs=config,
                 use_listings_cache=False,
-                # One that s3fs made before would know neither of keys that the environment has
-                # now, nor of another profile.
-                skip_instance_cache="key" not in options,
+                # One that s3fs made before would know nothing of what the environment says now:
+                # keys, a profile, a CA, a proxy, another server.
+                skip_instance_cache=True,
             )
             fs.retries = 1
+            fs.session = new_session(fs.kwargs)
             # Before the session is made, which notes how it is to be closed.
             fs.close_session = functools.partial(_close, os.getpid(), type(fs).close_session)
             sync(fs.loop, fs.set_session)
@@ -265,6 +278,12 @@ class S3Client:
             kind = ""
         if kind:
             # Outside, so that it has no context, and without its text: it may repeat a secret.
+            if unknown := unknown_options(options):
+                raise InputError(
+                    "s3fs has no such option",
+                    what=", ".join(unknown),
+                    hint="such as endpoint_url, key, secret, token, profile, anon, client_kwargs",
+                )
             raise InputError(
                 f"the options do not make a client ({kind})",
                 what=self.location,
@@ -301,79 +320,6 @@ async def _read_most(body: Any, size: int, expected: int | None) -> bytes:
     while len(found) <= size and (piece := await body.read(_PIECE)):
         found += piece
     return bytes(found)
-
-
-class _RangeError(StorageError):
-    """The range begins behind the end; only a request that has one may be refused so."""
-
-
-def _typed(error: Exception, key: str, location: str) -> Exception:
-    """The typed error of a request; never the text of the server, which may repeat secrets."""
-    response = getattr(error.__cause__ or error, "response", None) or {}
-    status = response.get("ResponseMetadata", {}).get("HTTPStatusCode")
-    code = str(response.get("Error", {}).get("Code", "")) or type(error).__name__
-    said = f"{code}, status {status}" if status is not None else type(error).__name__
-    if status is None:
-        return _without_answer(error, key, location, said)
-    if status in (409, 412):
-        return ConflictError(f"the server refused it ({said})", what=key)
-    if status == 416:
-        return _RangeError(f"the server refused it ({said})", what=key)
-    if status == 404:
-        if code == "NoSuchBucket":
-            return StoreNotFound("no such bucket", what=location, hint="create it first")
-        return MissingObject("not there", what=key, hint="run `snapfmt verify`")
-    if status == 501:
-        return UnsupportedFilesystem(
-            f"the server cannot do this ({said})",
-            what=location,
-            hint="use a server that honours conditional writes",
-        )
-    if code in _FULL or status == 507:
-        return StorageFull(f"no space left ({said})", what=location)
-    if status in (401, 403) or code in _DENIED:
-        return StorageDenied(
-            f"the server refused access ({said})",
-            what=key,
-            hint=f"check the credentials and the policy for {location}",
-        )
-    if status in _BUSY or code in ("RequestTimeout", "BadDigest", "XAmzContentSHA256Mismatch"):
-        return StorageUnavailable(
-            f"the server could not answer ({said})",
-            what=key,
-            hint=f"is {location} well?",
-        )
-    return StorageError(f"the server refused it ({said})", what=key)
-
-
-def _without_answer(error: Exception, key: str, location: str, said: str) -> Exception:
-    from aiohttp import ClientConnectorError
-    from botocore import exceptions
-
-    from snapfmt.storage.s3_http import Redirected
-
-    if isinstance(error, FileNotFoundError):
-        return MissingObject("not there", what=key)
-    if isinstance(error, (exceptions.NoCredentialsError, exceptions.PartialCredentialsError)):
-        return StorageDenied(
-            "no credentials",
-            what=location,
-            hint="set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, a profile, or storage_options",
-        )
-    if isinstance(error, (exceptions.ParamValidationError, exceptions.ProfileNotFound)):
-        return InputError(f"s3fs does not take this ({said})", what=location)
-    # An EndpointConnectionError may also be a connection that broke in the middle of a request.
-    cause = getattr(error, "kwargs", {}).get("error")
-    if isinstance(cause, Redirected):
-        return StorageError(
-            f"the server points elsewhere (status {cause.args[0]})",
-            what=location,
-            hint="check the endpoint and the region; redirects are not followed",
-        )
-    refused = isinstance(cause, ClientConnectorError)
-    return StorageUnavailable(
-        f"no answer ({said})", what=key, hint=f"is {location} reachable?", sent=not refused
-    )
 
 
 def _ns(answer: Mapping[str, Any]) -> int:

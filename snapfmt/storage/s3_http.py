@@ -1,16 +1,44 @@
-"""The HTTP below s3fs: no redirects, and bodies in pieces. Imported when a bucket is opened."""
+"""Below s3fs: its session, no redirects, bodies in pieces. Imported when a bucket is opened."""
 
-from collections.abc import Iterator
+import inspect
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Final
 
 from aiobotocore.httpsession import AIOHTTPSession
+from aiobotocore.session import AioSession
 from aiohttp.payload import Payload
+from botocore.loaders import Loader
 
 from snapfmt.storage.base import Buffer
 from snapfmt.storage.pieces import Pieces
 
 _REGION: Final = "x-amz-bucket-region"
 """With it AWS says in which region to ask again, and botocore does, at AWS."""
+
+
+_loaders: dict[str, Loader] = {}
+
+
+def new_session(options: Mapping[str, Any]) -> AioSession:
+    """A session that reads the environment and AWS' files anew, but not its library's own data.
+
+    That data takes most of the time in which a bucket is opened.
+    """
+    session = AioSession(**options)
+    path = session.get_config_variable("data_path") or ""
+    loader = _loaders.setdefault(path, session.get_component("data_loader"))
+    session.register_component("data_loader", loader)
+    return session
+
+
+def unknown_options(names: Iterable[str]) -> list[str]:
+    """Those that neither s3fs nor its session takes."""
+    import s3fs
+
+    known = {"listings_expiry_time", "max_paths", "batch_size"}
+    for taker in (s3fs.S3FileSystem.__init__, AioSession.__init__):
+        known |= inspect.signature(taker).parameters.keys()
+    return sorted(set(names) - known)
 
 
 class Redirected(Exception):

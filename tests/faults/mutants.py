@@ -301,7 +301,12 @@ STORAGE = (
         ("tests/unit/test_s3_places.py", "-k", "shorter_than_said"),
     ),
     Mutant(
-        "s3-perhaps-sent", "storage/s3.py", "sent=not refused", "sent=False",
+        "s3-stale-client", "storage/s3.py",
+        "skip_instance_cache=True", 'skip_instance_cache="key" not in options',
+        ("tests/faults/test_bucket_options.py", "-k", "names_later"),
+    ),
+    Mutant(
+        "s3-perhaps-sent", "storage/s3_errors.py", "sent=not refused", "sent=False",
         ("tests/faults/test_bucket_proxy.py",),
     ),
 )  # fmt: skip

@@ -5,11 +5,11 @@ from typing import Any
 
 import pytest
 
-from snapfmt.errors import StorageDenied
+from snapfmt.errors import StorageDenied, StoreNotFound
 from snapfmt.repository import Repository
 from snapfmt.storage.pieces import BLOCK, Pieces
 from snapfmt.storage.s3_http import PieceBody
-from snapfmt.testing.s3_servers import S3Server
+from snapfmt.testing.s3_servers import SECRET_KEY, S3Server
 
 
 @pytest.mark.parametrize(
@@ -47,6 +47,21 @@ def test_keys_that_the_environment_has_later_count(
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
         monkeypatch.setenv(name, seaweedfs.environment[name])
     assert Repository.open(url, create=True).numbers() == []
+
+
+def test_a_server_that_the_environment_names_later_counts(
+    seaweedfs: S3Server,
+    ministack: S3Server,
+    bucket_url: Callable[[], str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Also with keys of the caller's: a client of the server before would write to that one."""
+    url, keys = bucket_url(), {"key": seaweedfs.options["key"], "secret": SECRET_KEY}
+    monkeypatch.setenv("AWS_ENDPOINT_URL", seaweedfs.endpoint)
+    Repository.open(url, create=True, storage_options=keys)
+    monkeypatch.setenv("AWS_ENDPOINT_URL", ministack.endpoint)
+    with pytest.raises(StoreNotFound):
+        Repository.open(url, storage_options=keys)
 
 
 def test_a_body_is_read_as_a_file_is() -> None:

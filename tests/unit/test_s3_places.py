@@ -15,8 +15,10 @@ from snapfmt.errors import (
     InputError,
     OutcomeUnknownError,
     SnapfmtError,
+    StorageDenied,
     StorageError,
     StorageUnavailable,
+    StoreNotFound,
     UnsupportedFilesystem,
 )
 from snapfmt.storage.objects import ObjectStore
@@ -99,6 +101,13 @@ def test_options_that_make_no_client_are_refused_at_once(options: dict[str, Any]
     with pytest.raises(InputError):
         Repository.open("s3://b2k/x", storage_options={**KEYS, **options})
     assert time.monotonic() - begun < 5
+
+
+def test_an_option_that_nobody_takes_is_named() -> None:
+    options = {**KEYS, "endpoint": f"http://{SECRET}", "foo": 1}
+    with pytest.raises(InputError, match="no such option: 'endpoint, foo'") as caught:
+        Repository.open("s3://b2k/x", storage_options=options)
+    assert SECRET not in str(caught.value)
 
 
 def test_an_endpoint_of_the_client_is_in_the_location() -> None:
@@ -219,6 +228,63 @@ def test_a_redirect_is_not_followed(serve: Callable[..., str], status: int) -> N
         with pytest.raises((StorageError, OutcomeUnknownError)):
             ask()
     assert seen == []
+
+
+@pytest.mark.parametrize(
+    ("status", "code", "kind", "says"),
+    [
+        (400, "ExpiredToken", StorageDenied, "ExpiredToken.*credentials"),
+        (403, "SignatureDoesNotMatch", StorageDenied, "SignatureDoesNotMatch.*credentials"),
+        (400, "AuthorizationHeaderMalformed", StorageError, "elsewhere.*region"),
+        (301, "PermanentRedirect", StorageError, "elsewhere.*region"),
+        (405, "MethodNotAllowed", StorageError, "MethodNotAllowed"),
+        (407, "", StorageError, "HTTP_PROXY"),
+    ],
+)
+def test_a_refusal_says_why(
+    serve: Callable[..., str], status: int, code: str, kind: type[StorageError], says: str
+) -> None:
+    """Also of a look at a head, whose answer has no body."""
+    body = f"<Error><Code>{code}</Code><Message>{SECRET}</Message></Error>".encode()
+    headers = {"Content-Type": "application/xml", "x-amz-bucket-region": "eu-west-1"}
+    store = store_at(serve(status, headers, body))
+    asks = (
+        lambda: store.size("k"),
+        lambda: store.get("k", limit=9),
+        lambda: Repository.open(store),
+    )
+    for ask in asks:
+        with pytest.raises(kind, match=says) as caught:
+            ask()
+        assert SECRET not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("options", "hint"),
+    [
+        ({"key": "AKIATEST\n"}, "line break"),
+        ({"token": f"{SECRET}\r\n"}, "line break"),
+        ({"client_kwargs": {"verify": "/none/ca.pem"}}, "AWS_CA_BUNDLE"),
+        ({"client_kwargs": {"verify": __file__}}, "AWS_CA_BUNDLE"),
+    ],
+)
+def test_what_no_request_can_be_made_with_is_no_outage(
+    serve: Callable[..., str], options: dict[str, Any], hint: str
+) -> None:
+    """Nothing is tried again, and nobody looks for the fault at the server."""
+    begun = time.monotonic()
+    given = {**KEYS, "endpoint_url": serve(404, {}), **options}
+    with pytest.raises(InputError, match=hint) as caught:
+        Repository.open("s3://b2k/x", storage_options=given)
+    assert SECRET not in str(caught.value)
+    assert time.monotonic() - begun < 5
+
+
+def test_a_bucket_that_is_not_there_is_said_to_be_none(serve: Callable[..., str]) -> None:
+    body = b"<Error><Code>NoSuchBucket</Code></Error>"
+    store = store_at(serve(404, {"Content-Type": "application/xml"}, body))
+    with pytest.raises(StoreNotFound, match="no such bucket"):
+        Repository.open(store)
 
 
 def test_a_page_is_no_bucket(serve: Callable[..., str]) -> None:
