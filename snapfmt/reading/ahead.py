@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Self
 
+from snapfmt.errors import CorruptError
 from snapfmt.storage.base import Store
 
 WORKERS = 4
@@ -21,6 +22,8 @@ BEHIND = 3
 """Pieces that are kept after a later one was asked for: readers are not quite in order."""
 GAP = 256 * 1024
 """Bytes that take less time than a request of their own."""
+COALESCE = 64 * 1024
+"""Cells and segments that are no further apart are read in one go."""
 PAGE = 4096
 """The same where small reads cost no more than large ones."""
 
@@ -74,7 +77,8 @@ class ReadAhead:
 
     def __init__(self, store: Store, ranges: Sequence[Range]) -> None:
         self._store = store
-        self._pieces = [piece for item in ranges for piece in _cut(item, store.read_size)]
+        joined = _joined(ranges)
+        self._pieces = [piece for item in joined for piece in _cut(item, store.read_size)]
         self._futures: dict[int, Future[bytes]] = {}
         self._next = 0
         self._lock = threading.Lock()
@@ -92,7 +96,10 @@ class ReadAhead:
         self._pool.shutdown(wait=True, cancel_futures=True)
 
     def get(self, wanted: Range) -> bytes | None:
-        """The bytes, or None where they are not among those that are held."""
+        """The bytes, or None where they are not among those that are held.
+
+        Also None where a piece is cut off: the bytes that are asked for may lie before that.
+        """
         numbers = self._covering(wanted)
         if not numbers:
             return None
@@ -107,7 +114,10 @@ class ReadAhead:
                 return None
             begin = self._pieces[number].offset
             low, high = max(wanted.offset - begin, 0), wanted.end - begin
-            data = future.result()
+            try:
+                data = future.result()
+            except CorruptError:
+                return None
             found.append(data if low == 0 and high >= len(data) else data[low:high])
         return found[0] if len(found) == 1 else b"".join(found)
 
@@ -117,7 +127,8 @@ class ReadAhead:
         if first < 0:
             return []
         numbers, reached = [], wanted.offset
-        for offset, number in places[first:]:
+        for position in range(first, len(places)):
+            offset, number = places[position]
             if offset > reached:
                 return []
             numbers.append(number)
@@ -135,6 +146,18 @@ class ReadAhead:
                 self._store.get_range, piece.key, piece.offset, piece.size
             )
             self._next += 1
+
+
+def _joined(ranges: Iterable[Range]) -> list[Range]:
+    """Ranges that follow one another in an object, nearly, as one."""
+    found: list[Range] = []
+    for item in ranges:
+        last = found[-1] if found else None
+        if last is not None and last.key == item.key and 0 <= item.offset - last.end <= COALESCE:
+            found[-1] = Range(last.key, last.offset, item.end - last.offset)
+        else:
+            found.append(item)
+    return found
 
 
 def _cut(item: Range, size: int) -> list[Range]:

@@ -1,6 +1,7 @@
 """Checks of what a part holds against what is said about it, for the audit."""
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Container, Iterator, Sequence
 from functools import partial
 from typing import Final, NoReturn, TypeVar
 
@@ -8,6 +9,7 @@ from snapfmt.errors import FormatError, SnapfmtError, StorageUnavailable
 from snapfmt.format import canonical, compat, digest, layout
 from snapfmt.limits import MIB
 from snapfmt.reading.folders import Failed, names
+from snapfmt.reading.segment import SegmentReader
 from snapfmt.reading.snapshot import Part
 from snapfmt.storage.base import Store
 from snapfmt_schemas import lines
@@ -44,6 +46,28 @@ def tolerated(name: str) -> bool:
 def claim(text: str) -> bytes:
     """A short name for all that is said of bytes."""
     return digest.raw_digest([text.encode()])
+
+
+@contextlib.contextmanager
+def reading(segments: Sequence[SegmentReader], good: Container[bytes]) -> Iterator[list[bytes]]:
+    """Within the context, segments are read in few requests: their keys, and all of those whose
+    claim is not good yet. Gives the claims, which leave out what rows are live.
+
+    Damage that this meets is left to who reads the single segment, and names it.
+    """
+    live = {"live", "live_digest", "live_rows"}
+    claims = [claim(item.document.model_dump_json(exclude=live)) for item in segments]
+    fresh = [item for item, mark in zip(segments, claims, strict=True) if mark not in good]
+    places = [place for item in segments for place in item.key_places()]
+    places += [place for item in fresh for place in item.index_places()]
+    with contextlib.ExitStack() as stack:
+        if places:
+            source = segments[0].source
+            with contextlib.suppress(SnapfmtError):
+                source.gather(places)
+            whole = [(item.document.data, 0, item.document.data.size) for item in fresh]
+            stack.enter_context(source.ahead(whole))
+        yield claims
 
 
 def live_objects(store: Store, failed: Failed) -> set[str]:

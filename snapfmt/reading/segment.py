@@ -13,13 +13,11 @@ import pyarrow.compute as pc
 from snapfmt.errors import CorruptObject, FormatError
 from snapfmt.format import arrow_stream, batch_index, chunks, digest
 from snapfmt.format.columns import Column, Signature
+from snapfmt.reading.ahead import COALESCE
 from snapfmt.reading.lazy import lazy
 from snapfmt.reading.pooled import in_order
 from snapfmt.reading.source import Source
 from snapfmt_schemas.part import Location, Segment
-
-COALESCE = 64 * 1024
-"""Chunks closer than this are read in one go."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,13 +131,24 @@ class SegmentReader:
         batches = [] if "index" in self.__dict__ else [self._document.batches]
         return [*batches, *self.key_places()]
 
-    def span(self, start: int, stop: int) -> tuple[Location, int, int]:
-        """The bytes of all batches that hold live rows start to stop, for `Source.ahead`."""
+    def spans(
+        self, start: int, stop: int, columns: Sequence[str] | None = None
+    ) -> list[tuple[Location, int, int]]:
+        """The bytes that live rows start to stop are read from, in order, for `Source.ahead`."""
         numbers = [number for number, _ in self.plan(start, stop)]
-        if not numbers:
-            return self._document.data, 0, 0
-        first, last = self.index.place(numbers[0]), self.index.place(numbers[-1])
-        return self._document.data, first.offset, last.end
+        wanted = self._wanted(columns)
+        if not numbers or not wanted:
+            return []
+        data, index = self._document.data, self.index
+        if len(wanted) == len(self.names):
+            return [(data, index.place(numbers[0]).offset, index.place(numbers[-1]).end)]
+        rows = [index.place(number).chunks for number in numbers]
+        cells = [row[position + 1] for row in rows for position in wanted]
+        return [(data, cell.offset, cell.offset + cell.size) for cell in cells]
+
+    def _wanted(self, columns: Sequence[str] | None) -> list[int]:
+        """Positions of the columns that are asked for."""
+        return [n for n, name in enumerate(self.names) if columns is None or name in columns]
 
     def plan(self, start: int, stop: int) -> Iterator[tuple[int, npt.NDArray[np.int64] | slice]]:
         """Batches that hold live rows start to stop, and which of their rows."""
@@ -174,7 +183,7 @@ class SegmentReader:
     @contextlib.contextmanager
     def reading(self, start: int, stop: int) -> Iterator[None]:
         """Within the context, the batches of live rows start to stop are read ahead."""
-        spans = [self.span(start, stop)] if self._source.store.read_size else []
+        spans = self.spans(start, stop) if self._source.store.read_size else []
         with self._source.ahead(spans):
             yield
 
@@ -190,11 +199,7 @@ class SegmentReader:
             CorruptObject: If a byte that was read differs from its digest.
         """
         place = self.index.place(number)
-        wanted = [
-            position
-            for position, name in enumerate(self.names)
-            if columns is None or name in columns
-        ]
+        wanted = self._wanted(columns)
         places = [place.chunks[position + 1] for position in wanted]
         data = self._fetch(places)
         result: dict[str, Column] = {}

@@ -127,10 +127,9 @@ class TableReader:
         self._check(columns)
         self._gather(item for item, _, _ in self._ranges(start, stop))
         spans = []
-        if self._source.store.read_size and set(self.column_names) <= set(
-            columns or self.column_names
-        ):
-            spans = [item.span(first, last) for item, first, last in self._ranges(start, stop)]
+        if self._source.store.read_size:
+            for item, first, last in self._ranges(start, stop):
+                spans += item.spans(first, last, columns)
         with self._source.ahead(spans):
             yield from in_order(self._reads(form, columns, start, stop))
 

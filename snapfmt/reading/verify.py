@@ -219,19 +219,18 @@ class _Audit:
 
     def _table(self, name: str, segments: Sequence[SegmentReader], where: str, number: int) -> None:
         keys = self._keys.setdefault(name, set())
-        for item in segments:
-            key = layout.object_key(item.document.data.pack)
-            with _Catch(self, key, number, where):
-                before = len(keys)
-                keys.update(item.keys)
-                if len(keys) != before + item.rows:
-                    self._find("format", "damage", key, f"{where}: a key repeats", (number,))
-                stored = item.document.model_dump_json(exclude={"live", "live_digest", "live_rows"})
-                claim = checks.claim(stored)
-                if claim not in self._good:
-                    for size, label in item.check():
-                        self._count(size, label)
-                    self._good.add(claim)
+        with checks.reading(segments, self._good) as claims:
+            for item, claim in zip(segments, claims, strict=True):
+                key = layout.object_key(item.document.data.pack)
+                with _Catch(self, key, number, where):
+                    before = len(keys)
+                    keys.update(item.keys)
+                    if len(keys) != before + item.rows:
+                        self._find("format", "damage", key, f"{where}: a key repeats", (number,))
+                    if claim not in self._good:
+                        for size, label in item.check():
+                            self._count(size, label)
+                        self._good.add(claim)
 
     def objects(self) -> None:
         """Every object that a snapshot reaches: there, long enough, and deep its own digest."""

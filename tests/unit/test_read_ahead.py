@@ -112,7 +112,68 @@ def test_a_deep_verify_reads_large_pieces(client: MemoryClient) -> None:
     assert len(store.reads) < 40 + 4 * packs // store.read_size
 
 
-def test_a_selection_of_columns_is_not_read_ahead(client: MemoryClient) -> None:
+@pytest.fixture(scope="module")
+def motley() -> MemoryClient:
+    """A table whose rows have many types, so that it has many segments; a large second column."""
+    client = MemoryClient()
+    attempt = Repository.open(ObjectStore(client), create=True).begin()
+    part = attempt.part("rl")
+    with part.table("rows/train") as table:
+        for number in range(120):
+            small = np.zeros((1,) * (number % 30), ("f4", "i8", "u1", "f8")[number // 30])
+            large = np.random.default_rng(number).integers(0, 2**63, 25_000)
+            table.append([f"row {number}"], {"small": [small], "large": [large]})
+    attempt.publish([part.seal()])
+    return client
+
+
+def test_segments_that_follow_one_another_are_read_in_large_pieces(motley: MemoryClient) -> None:
+    snapshot, store = opened(motley)
+    table = snapshot.table("rows/train")
+    assert sum(len(batch.keys) for batch in table.batches()) == 120
+    assert len(table.segments()) == 120
+    assert len(store.reads) <= 6 + table.stored_bytes // store.read_size, len(store.reads)
+
+
+def test_a_deep_verify_of_many_segments_reads_large_pieces(motley: MemoryClient) -> None:
+    store = CountingStore(ObjectStore(motley))
+    report = Repository.open(store).verify()
+    assert not report.findings
+    packs = sum(size for key, size in store.walk("objects"))
+    assert len(store.reads) < 20 + 3 * packs // store.read_size, len(store.reads)
+
+
+def test_a_selection_of_columns_is_read_ahead_and_nothing_else(motley: MemoryClient) -> None:
+    snapshot, store = opened(motley)
+    table = snapshot.table("rows/train")
+    began = threading.active_count()
+    rows = table.batches(["small"])
+    next(rows)
+    assert threading.active_count() - began >= ahead.WORKERS, "several requests at a time"
+    assert sum(len(batch.keys) for batch in rows) == 119
+    assert store.bytes_read < table.stored_bytes // 10
+
+
+def test_damage_behind_it_costs_a_row_nothing(motley: MemoryClient) -> None:
+    """A large piece that is cut off has segments in it that are whole."""
+    other = MemoryClient()
+    for info in motley.list("", deep=True):
+        data = motley.get(info.key, 0, DEFAULT_LIMITS.entry_size)
+        other.put(info.key, data, exclusive=True, metadata={})
+    table = Snapshot.open(ObjectStore(other), 1).table("rows/train")
+    keys = table.keys()
+    last = table.segments()[-1].document.data
+    for segment in table.segments():
+        assert segment.index
+    key = f"objects/{last.pack[7:9]}/{last.pack[7:]}"
+    other.put(key, motley.get(key, 0, last.offset + 100), exclusive=False, metadata={})
+    seen: list[str] = []
+    with pytest.raises(CorruptObject):
+        seen.extend(key for batch in table.batches() for key in batch.keys)
+    assert seen == keys[:-1]
+
+
+def test_a_selection_of_columns_of_few_rows(client: MemoryClient) -> None:
     snapshot, _ = opened(client)
     rows = list(snapshot.table("rows/train").batches(["ids"], start=5, stop=7))
     assert [batch.keys for batch in rows] == [["row 5", "row 6"]]
@@ -170,8 +231,8 @@ def test_many_threads_read_the_same_piece(plain: Plain) -> None:
 def test_an_error_reaches_the_reader(plain: Plain) -> None:
     ranges = [Range("objects/a", 190, 30), Range("objects/none", 0, 5)]
     with ReadAhead(plain, ranges) as found:
-        with pytest.raises(CorruptObject):
-            found.get(Range("objects/a", 205, 5))
+        # Cut off: whoever asks for less of it may be luckier.
+        assert found.get(Range("objects/a", 205, 5)) is None
         with pytest.raises(MissingObject):
             found.get(Range("objects/none", 0, 5))
 
