@@ -37,6 +37,8 @@ WAITING_BYTES = 64 * MIB
 """Logical bytes of rows of rare types that may wait for more of their kind."""
 IN_FLIGHT = 4
 """Batches that are encoded at the same time or wait to be written."""
+LARGE_BATCH = 32 * MIB
+"""Logical bytes of a batch that nothing else is encoded beside: one row may have gigabytes."""
 _Flight = tuple[Rows, tuple[segment.ColumnPlan, ...], Future[segment.EncodedBatch]]
 
 
@@ -251,7 +253,7 @@ class TableWriter:
     def _flush(self, cells: Types) -> None:
         """Encode what waits for these types as one batch."""
         pieces = self._waiting.pop(cells, [])
-        self._waiting_bytes.pop(cells, None)
+        size = self._waiting_bytes.pop(cells, 0)
         if not pieces:
             return
         batch: Rows = [
@@ -263,7 +265,7 @@ class TableWriter:
             self._close_segment()
             self._current = cells
         self._submit(batch)
-        self._drain(IN_FLIGHT)
+        self._drain(0 if size > LARGE_BATCH else IN_FLIGHT)
 
     def _submit(self, batch: Rows) -> None:
         if self._flight:

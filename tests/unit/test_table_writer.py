@@ -378,3 +378,25 @@ def test_a_sink_that_cannot_be_discarded_does_not_stop_the_writer(
     with pytest.raises(AttemptClosed, match="cut off"):
         session.part.seal()
     monkeypatch.undo()
+
+
+def test_large_rows_of_one_call_are_encoded_one_after_the_other(
+    repository: Repository, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was encoded waits in memory until it is written; small ones take little of it."""
+    monkeypatch.setattr(table_module, "LARGE_BATCH", 3 * 2**20)
+    submit, waiting = TableWriter._submit, list[int]()
+
+    def counted(writer: TableWriter, batch: Any) -> None:
+        submit(writer, batch)
+        waiting.append(len(writer._flight))
+
+    monkeypatch.setattr(TableWriter, "_submit", counted)
+    session = Session(repository)
+    for name, size in (("large", 2**19), ("small", 2**17)):
+        waiting.clear()
+        with session.part.table(name) as table:
+            values = [np.random.default_rng(row).random(size) for row in range(8)]
+            session.append(table, [f"row {row}" for row in range(8)], {"value": values})
+        assert (max(waiting) == 1) == (name == "large")
+    session.check()
