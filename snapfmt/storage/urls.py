@@ -56,28 +56,36 @@ def open_store(
     if isinstance(location, bytes) or not isinstance(location, (str, os.PathLike)):
         raise InputError("a location is a path or a URL as text", what=repr(location))
     text = os.fspath(location)
-    scheme, mark, _ = text.partition("://")
-    if mark and scheme.lower() in SCHEMES:
-        text = f"{scheme.lower()}{mark}{text.partition(mark)[2]}"
-        return ObjectStore(S3Client(text, storage_options))
+    scheme, mark, rest = text.partition("://")
+    scheme = scheme.lower()
+    if not text or (scheme == "file" and mark and not rest):
+        # It would be the folder that one happens to be in.
+        raise InputError("a location is a path or a URL", what=repr(text), hint="or . for this one")
+    if mark and scheme in SCHEMES:
+        return ObjectStore(S3Client(f"{scheme}{mark}{rest}", storage_options))
     if mark and scheme != "file":
         raise UnsupportedFeature(
             "there is no backend for such URLs",
             what=scheme,
             hint="use a path, file:// or s3://; another file system needs an ObjectClient",
         )
-    if mark and "@" in text.removeprefix("file://").partition("/")[0]:
+    if mark and "@" in rest.partition("/")[0]:
         # Without the text: what stands before the mark may be a password.
         raise InputError(
             "a file:// URL has no user", what="file://", hint="file:///an/absolute/path"
         )
-    if found := re.match(r"s3a?:", text, re.IGNORECASE):
+    if not mark and (found := re.match(r"(s3a?|file):", text, re.IGNORECASE)):
         # Without what may be keys.
         shown = f"{found[0]}..." if "@" in text else text
-        raise InputError("not a URL of a bucket", what=shown, hint="s3://bucket/prefix")
+        is_file = found[1].lower() == "file"
+        raise InputError(
+            "not a URL of a folder" if is_file else "not a URL of a bucket",
+            what=shown,
+            hint="file:///an/absolute/path" if is_file else "s3://bucket/prefix",
+        )
     if storage_options:
         raise InputError("a folder takes no storage options", what=", ".join(storage_options))
-    path = text.removeprefix("file://")
+    path = rest if mark else text
     try:
         encoded = os.fsencode(path)
     except UnicodeEncodeError:

@@ -66,6 +66,19 @@ def test_create_and_open(tmp_path: Path) -> None:
         Repository.open("gs://bucket/run")
 
 
+@pytest.mark.parametrize("location", ["", "file://", "file:run", "FILE:/run", "s3:/bucket/run"])
+def test_a_location_that_is_not_meant_is_refused(
+    location: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """None of them makes a folder in the one that somebody happens to be in."""
+    monkeypatch.chdir(tmp_path)
+    for opened in (Repository.open, Repository.create):
+        with pytest.raises(InputError):
+            opened(location, **({"create": True} if opened == Repository.open else {}))
+    assert list(tmp_path.iterdir()) == []
+    assert Repository.open(f"FILE://{tmp_path}/run", create=True).location == f"{tmp_path}/run"
+
+
 def test_a_relative_location_names_the_same_repository_from_anywhere(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
