@@ -1,4 +1,4 @@
-"""`snapfmt attempts`: saves that began and were neither published nor cleaned up."""
+"""`snapfmt attempts`: saves that began and were not cleaned up, and what became of them."""
 
 import argparse
 from dataclasses import dataclass
@@ -10,6 +10,7 @@ from snapfmt.cli.text import age, moment
 
 if TYPE_CHECKING:
     from snapfmt.repository import Repository
+    from snapfmt_schemas.attempt import Lease
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +26,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: Options, console: Console) -> Outcome:
-    """Every lease, whose it is and whether its owner still lives."""
+    """Every lease, whose it is, whether it was published, and whether its owner still lives."""
     found = unfinished(open_repository(options.repository))
     return Result({"ok": True, "attempts": found}, blocks(found, console))
 
@@ -41,7 +42,9 @@ def unfinished(repository: "Repository") -> list[dict[str, Any]]:
         repository.leases(), key=lambda item: (item.started_at_ns, item.attempt_id)
     ):
         state = "running"
-        if is_dead(lease.owner):
+        if _is_published(repository, lease):
+            state = "published"
+        elif is_dead(lease.owner):
             state = "dead"
         elif is_over(lease):
             state = "expired"
@@ -61,6 +64,17 @@ def unfinished(repository: "Repository") -> list[dict[str, Any]]:
             }
         )
     return found
+
+
+def _is_published(repository: "Repository", lease: "Lease") -> bool:
+    """Whether the snapshot is the attempt's: so an outcome that was unknown is settled later."""
+    from snapfmt.errors import CorruptError, NotPublished, RefusedError
+
+    try:
+        return repository.snapshot(lease.number).manifest.attempt_id == lease.attempt_id
+    except (NotPublished, CorruptError, RefusedError):
+        # One that cannot be read may be anybody's: `verify` tells of it.
+        return False
 
 
 def blocks(found: list[dict[str, Any]], console: Console) -> list[Block]:

@@ -219,7 +219,7 @@ class Attempt:
                 raise CommitOutcomeUnknown(
                     f"the publication may or may not have happened ({error})",
                     what=layout.snapshot_name(self.number),
-                    hint="open the repository again later; nothing was deleted",
+                    hint="`snapfmt attempts` tells it later; nothing was deleted",
                 ) from error
             raise
         if self._read_back(manifest, None) != "ours":
@@ -240,7 +240,7 @@ class Attempt:
             raise CommitOutcomeUnknown(
                 f"published, but perhaps not durable yet ({cause}; {error})",
                 what=layout.snapshot_name(self.number),
-                hint="open the repository again later; nothing was deleted",
+                hint="`snapfmt attempts` tells it later; nothing was deleted",
             ) from error
 
     def _read_back(self, manifest: Manifest, error: SnapfmtError | None) -> str:

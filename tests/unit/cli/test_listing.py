@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from snapfmt import FORMAT_VERSION, Repository, __version__
+from snapfmt import FORMAT_VERSION, Attempt, Repository, __version__
 
 Snapfmt = Callable[..., Any]
 
@@ -83,6 +83,22 @@ def test_an_attempt_that_ran_out_says_so(snapfmt: Snapfmt, repo: str) -> None:
     (found,) = snapfmt("attempts", repo, "--json").json["attempts"]
     assert found["state"] == "expired"
     attempt.abandon()
+
+
+def test_an_attempt_whose_outcome_nobody_knew_is_settled_later(
+    snapfmt: Snapfmt, repo: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of two whose owners were told that the outcome is unknown, one was published."""
+    monkeypatch.setattr(Attempt, "_close", lambda _: None)
+    first = Repository.open(repo).begin()
+    with first.part("p") as part:
+        first.publish([part.seal()])
+    second = Repository.open(repo).begin()
+    found = snapfmt("attempts", repo, "--json").json["attempts"]
+    assert [(item["attempt_id"], item["state"]) for item in found] == [
+        (first.id, "published"),
+        (second.id, "running"),
+    ]
 
 
 def test_an_attempt_of_a_dead_process_says_so(snapfmt: Snapfmt, repo: str) -> None:
