@@ -38,6 +38,8 @@ from snapfmt_schemas.fingerprint import Fingerprint
 from snapfmt_schemas.manifest import TrainerAnchor
 from snapfmt_schemas.timeline import Phase, PhaseTimeline
 
+PassTime = Callable[[float], None]
+
 
 def receipt_of(attempt: Attempt, name: str = "p", data: bytes = b"data") -> Receipt:
     part = attempt.part(name)
@@ -344,10 +346,12 @@ def test_a_file_system_without_directory_sync_is_tolerated_with_a_warning(
     assert repository.verify().findings == []
 
 
-def test_an_attempt_that_was_taken_over_cannot_publish(repository: Repository) -> None:
-    paused = repository.begin(lease_seconds=0.05)
+def test_an_attempt_that_was_taken_over_cannot_publish(
+    repository: Repository, pass_time: PassTime
+) -> None:
+    paused = repository.begin(lease_seconds=60)
     receipt = receipt_of(paused)
-    time.sleep(0.06)
+    pass_time(61)
     successor = repository.begin()
     # Its clock may be behind: the fence, not the clock, decides.
     paused._lease = paused._lease.model_copy(update={"expires_at_ns": time.time_ns() + 10**12})
@@ -409,15 +413,15 @@ def test_an_owner_that_publishes_in_mid_clean_up_does_so_before_or_never(
 
 
 def test_clean_up_keeps_what_a_published_attempt_left_behind(
-    repository: Repository, monkeypatch: pytest.MonkeyPatch
+    repository: Repository, monkeypatch: pytest.MonkeyPatch, pass_time: PassTime
 ) -> None:
     """A crash right after the publication: lease and workspace are still there."""
-    attempt = repository.begin(lease_seconds=0.2)
+    attempt = repository.begin(lease_seconds=60)
     receipt = receipt_of(attempt)
     monkeypatch.setattr(attempt, "_close", lambda: None)
     attempt.publish([receipt])
     assert repository.leases()
-    time.sleep(0.2)
+    pass_time(61)
     assert repository.clean_up() == [attempt.id]
     assert repository.leases() == []
     assert contents(repository.snapshot())["p/x"] == b"data"
@@ -425,9 +429,9 @@ def test_clean_up_keeps_what_a_published_attempt_left_behind(
 
 
 def test_in_doubt_whether_an_attempt_was_published_its_objects_stay(
-    repository: Repository, monkeypatch: pytest.MonkeyPatch
+    repository: Repository, monkeypatch: pytest.MonkeyPatch, pass_time: PassTime
 ) -> None:
-    attempt = repository.begin(lease_seconds=0.2)
+    attempt = repository.begin(lease_seconds=60)
     receipt = receipt_of(attempt)
     monkeypatch.setattr(attempt, "_close", lambda: None)
     attempt.publish([receipt])
@@ -435,7 +439,7 @@ def test_in_doubt_whether_an_attempt_was_published_its_objects_stay(
     data = manifest.read_bytes()
     manifest.unlink()
     manifest.symlink_to("elsewhere")
-    time.sleep(0.2)
+    pass_time(61)
     repository.clean_up()
     manifest.unlink()
     manifest.write_bytes(data)

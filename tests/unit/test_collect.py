@@ -367,12 +367,12 @@ def test_a_clock_that_is_an_hour_off_costs_no_save(
     repository: Repository, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     save(repository, value=1)
-    attempt = repository.begin(base=1, lease_seconds=5)
+    attempt = repository.begin(base=1, lease_seconds=600)
     receipt = write(attempt)
     of_another_machine(repository, attempt)
-    here = time.time_ns()
+    last = attempt.expires_at_ns
     with monkeypatch.context() as patch:
-        patch.setattr(time, "time_ns", lambda: here + HOUR_NS)
+        patch.setattr(time, "time_ns", lambda: last + HOUR_NS)
         report = repository.collect()
         assert report.attempts == ()
         assert repository.clean_up() == []
@@ -386,14 +386,14 @@ def test_a_clock_that_is_further_off_costs_the_publication_and_nothing_else(
 ) -> None:
     """Also in the middle of an upload: no snapshot with a hole."""
     save(repository, value=1)
-    attempt = repository.begin(base=1, lease_seconds=60)
+    attempt = repository.begin(base=1, lease_seconds=600)
     receipt = write(attempt)
     half = attempt.part("half")
     half.stage("note", b"x" * 1000)
     of_another_machine(repository, attempt)
-    here = time.time_ns()
+    last = attempt.expires_at_ns
     with monkeypatch.context() as patch:
-        patch.setattr(time, "time_ns", lambda: here + HOUR_NS + 61 * 10**9)
+        patch.setattr(time, "time_ns", lambda: last + HOUR_NS + 1)
         assert repository.collect().attempts == (attempt.id,)
     with pytest.raises(LeaseExpired):
         half.seal()

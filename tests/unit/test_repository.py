@@ -4,7 +4,7 @@ import hashlib
 import json
 import os
 import shutil
-import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -30,6 +30,8 @@ from snapfmt.testing.corruption import flip, truncate
 from snapfmt.testing.samples import RECIPE, contents, everything, save
 from snapfmt.testing.stores import CountingStore
 from snapfmt_schemas.fingerprint import Fingerprint
+
+PassTime = Callable[[float], None]
 
 
 def manifest(repository: Repository, number: int) -> Path:
@@ -309,13 +311,15 @@ def test_a_part_index_past_a_limit_is_not_read(repository: Repository) -> None:
         assert snapshot.part("gym/agent/a").index
 
 
-def test_an_expired_attempt_is_cleaned_up_by_the_next_save(repository: Repository) -> None:
-    attempt = repository.begin(lease_seconds=0.05)
+def test_an_expired_attempt_is_cleaned_up_by_the_next_save(
+    repository: Repository, pass_time: PassTime
+) -> None:
+    attempt = repository.begin(lease_seconds=60)
     part = attempt.part("p")
     part.stage("x", b"data")
     part.seal()
     assert [lease.attempt_id for lease in repository.leases()] == [attempt.id]
-    time.sleep(0.06)
+    pass_time(61)
     repository.begin()
     assert attempt.id not in [lease.attempt_id for lease in repository.leases()]
     objects = Path(repository.location) / "objects"
@@ -339,24 +343,26 @@ def test_two_live_attempts_do_not_disturb_each_other(repository: Repository) -> 
     assert repository.verify().findings == []
 
 
-def test_a_renewed_lease_lasts(repository: Repository) -> None:
-    attempt = repository.begin(lease_seconds=0.1)
-    attempt.renew(100)
-    time.sleep(0.12)
+def test_a_renewed_lease_lasts(repository: Repository, pass_time: PassTime) -> None:
+    attempt = repository.begin(lease_seconds=60)
+    attempt.renew(600)
+    pass_time(61)
     assert repository.clean_up() == []
     attempt.publish([])
     assert repository.numbers() == [1]
     assert repository.leases() == []
 
 
-def test_a_lease_that_ran_out_publishes_nothing(repository: Repository) -> None:
-    attempt = repository.begin(lease_seconds=0.05)
-    time.sleep(0.06)
+def test_a_lease_that_ran_out_publishes_nothing(
+    repository: Repository, pass_time: PassTime
+) -> None:
+    attempt = repository.begin(lease_seconds=60)
+    pass_time(61)
     with pytest.raises(LeaseExpired):
         attempt.publish([])
     assert repository.numbers() == []
     # Nobody took it over yet: it may still be renewed.
-    attempt.renew(10)
+    attempt.renew(60)
     attempt.publish([])
     assert repository.numbers() == [1]
 

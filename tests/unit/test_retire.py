@@ -4,7 +4,6 @@ import json
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -34,6 +33,8 @@ from snapfmt.writing import retire as retire_module
 from snapfmt.writing.keeping import reached
 from snapfmt.writing.retire import Retirement
 from snapfmt_schemas.manifest import Manifest
+
+PassTime = Callable[[float], None]
 
 LIMITS = DEFAULT_LIMITS
 
@@ -806,11 +807,11 @@ def test_a_folder_that_cannot_be_read_is_no_empty_one(
     assert files(repository) == before
 
 
-def test_leases_that_ran_out_hold_nothing(repository: Repository) -> None:
+def test_leases_that_ran_out_hold_nothing(repository: Repository, pass_time: PassTime) -> None:
     save(repository, value=1)
     save(repository, value=2)
-    repository.begin(base=1, lease_seconds=0.05)
-    time.sleep(0.06)
+    repository.begin(base=1, lease_seconds=60)
+    pass_time(61)
     repository.retire(1)
     assert repository.leases() == []
     assert stored(repository) == needed(repository)

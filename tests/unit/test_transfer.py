@@ -43,6 +43,8 @@ from snapfmt.transfer.claim import Claim
 from snapfmt.transfer.ground import Ground
 from snapfmt.transfer.parallel import Bound, Stopped, run_all
 
+PassTime = Callable[[float], None]
+
 NewStore = Callable[[], Store]
 
 
@@ -485,18 +487,18 @@ def test_a_copy_that_was_taken_over_publishes_nothing(repository: Repository, pl
 
 
 def test_leases_are_renewed_when_half_of_their_time_is_over(
-    repository: Repository, place: Store
+    repository: Repository, place: Store, pass_time: PassTime
 ) -> None:
     target = open_target(place, repository)
-    claim = Claim(place, 1, lease_seconds=2.0)
+    claim = Claim(place, 1, lease_seconds=600.0)
     claim.hold(4)
     claim.renew_if_due()
     assert {lease.generation for lease in target.leases()} == {0}
-    time.sleep(1.05)
+    pass_time(301.0)
     claim.renew_if_due()
     assert {lease.generation for lease in target.leases()} == {1}
-    assert all(lease.expires_at_ns > time.time_ns() + 1.5e9 for lease in target.leases())
-    time.sleep(1.05)
+    assert all(lease.expires_at_ns > time.time_ns() + 450e9 for lease in target.leases())
+    pass_time(301.0)
     place.delete(layout.lease_key(claim.id))
     with pytest.raises(LeaseExpired):
         claim.renew_if_due()
