@@ -7,7 +7,6 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -279,11 +278,21 @@ def test_what_is_saved_last_gets_there(
     assert_clean(target)
 
 
+PATIENT_PUSH = """
+import sys
+from snapfmt.cli import main
+from snapfmt.transfer import parallel
+# What an error has; an interrupt must not wait for it.
+parallel._PATIENCE_S = 3600.0
+sys.exit(main(["push", *sys.argv[1:]]))
+"""
+
+
 def test_an_interrupt_while_a_server_is_silent(source: Repository) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
         process = subprocess.Popen(
-            [sys.executable, "-m", "snapfmt", "push", source.location, f"s3://{BUCKET}/run"],
+            [sys.executable, "-c", PATIENT_PUSH, source.location, f"s3://{BUCKET}/run"],
             env={
                 **os.environ,
                 "AWS_ENDPOINT_URL": f"http://127.0.0.1:{port}",
@@ -298,10 +307,9 @@ def test_an_interrupt_while_a_server_is_silent(source: Repository) -> None:
             near, _ = listener.accept()
             with near:
                 assert near.recv(1)
-                began = time.monotonic()
                 process.send_signal(signal.SIGINT)
-                assert process.wait(20) == 130
-                assert time.monotonic() - began < 2.5
+                # Sooner than the client gives its request up, which is after a minute.
+                assert process.wait(45) == 130
                 said = process.communicate()[1]
         finally:
             process.kill()

@@ -20,7 +20,7 @@ from snapfmt.errors import (
     UnsupportedFilesystem,
 )
 from snapfmt.format import layout
-from snapfmt.storage.base import Sink, Store
+from snapfmt.storage.base import Buffer, Sink, Store
 from snapfmt.storage.memory import MemoryClient
 from snapfmt.storage.objects import ObjectStore
 from snapfmt.testing.samples import everything, save, save_on
@@ -50,6 +50,7 @@ class Gate(WrappedStore):
         self.waiting = threading.Event()
         self.error: Exception | None = None
         self.tries = 0
+        self.published: list[str] = []
 
     def sink(self, workspace: str, name: str) -> Sink:
         self.tries += 1
@@ -58,6 +59,10 @@ class Gate(WrappedStore):
         self.waiting.set()
         assert self.open.wait(30)
         return self.inner.sink(workspace, name)
+
+    def publish(self, workspace: str, folder: str, name: str, data: Buffer) -> None:
+        self.inner.publish(workspace, folder, name, data)
+        self.published.append(folder)
 
 
 @pytest.fixture
@@ -118,8 +123,7 @@ def test_a_notice_is_enough(repository: Repository, target: Repository) -> None:
 
 
 def test_the_newest_goes_first(repository: Repository, gate: Gate) -> None:
-    target = open_target(gate, repository)
-    order: list[int] = []
+    target, order = open_target(gate, repository), gate.published
     for value in range(3):
         save(repository, value=value)
     with fast(repository, target) as push:
@@ -130,17 +134,9 @@ def test_the_newest_goes_first(repository: Repository, gate: Gate) -> None:
         state = push.state()
         assert (state.copying, state.behind) == (3, (4, 3, 2, 1))
         assert state.lag_seconds > 0
-
-        def note() -> bool:
-            for number in target.numbers():
-                if number not in order:
-                    order.append(number)
-            return len(order) == 4
-
         gate.open.set()
-        until(note)
         assert push.wait(20)
-    assert order[:2] == [3, 4]
+    assert order[:2] == ["snapshots/snapshot_000003", "snapshots/snapshot_000004"]
     assert target.numbers() == [1, 2, 3, 4]
 
 
@@ -256,7 +252,13 @@ def test_closing_ends_a_copy_in_the_middle(repository: Repository, gate: Gate) -
     push.start()
     push.start()
     assert gate.waiting.wait(20)
-    threading.Timer(0.1, gate.open.set).start()
+    end = push._end
+
+    def ended() -> None:
+        end()
+        gate.open.set()
+
+    push._end = ended  # type: ignore[method-assign]
     assert push.close(20)
     assert target.numbers() == []
     assert target.store.names(layout.ATTEMPTS) == []

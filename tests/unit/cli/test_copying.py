@@ -5,7 +5,6 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -202,6 +201,10 @@ from snapfmt.storage.memory import MemoryClient
 from snapfmt.storage.objects import ObjectStore
 from snapfmt.storage.urls import open_store
 from snapfmt.testing.stores import WrappedStore
+from snapfmt.transfer import parallel
+
+# What an error has; an interrupt must not wait for it.
+parallel._PATIENCE_S = 3600.0
 
 def stick(*_):
     sys.stderr.write("stuck\\n")
@@ -232,10 +235,8 @@ def test_an_interrupt_of_a_stuck_push(repo: str, calls: str) -> None:
     try:
         assert process.stderr is not None
         assert process.stderr.readline() == b"stuck\n"
-        began = time.monotonic()
         process.send_signal(signal.SIGINT)
-        assert process.wait(10) == 130
-        assert time.monotonic() - began < 2.5
+        assert process.wait(60) == 130
         assert process.communicate()[1].endswith(b"snapfmt: interrupted\n")
     finally:
         process.kill()
