@@ -10,7 +10,7 @@ import threading
 import time
 import traceback
 from collections.abc import Awaitable, Callable, Iterator
-from contextlib import asynccontextmanager, closing
+from contextlib import asynccontextmanager, closing, contextmanager
 from typing import Any, Self, get_args
 
 import pytest
@@ -39,21 +39,28 @@ from snapfmt_schemas.completion import CompletionReceipt
 
 TOKEN = "t0p-s3cret.~+/AB=="
 QUICK = Retries(first_s=0.01, longest_s=0.05, patience_s=0.3)
+PATIENT = Retries(first_s=0.01, longest_s=0.05, patience_s=60.0)
 RESUMED = v1.Resumed(state="idle", released=3)
 ROUTE = f"{v1.AGENT}/resume"
 Script = Callable[[Request], Awaitable[Response]]
 
 
-def free_port() -> int:
-    with closing(socket.socket()) as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+@contextmanager
+def silent() -> Iterator[socket.socket]:
+    """A port where nobody listens, and that nobody else gets meanwhile."""
+    with closing(socket.socket()) as held:
+        held.bind(("127.0.0.1", 0))
+        yield held
+
+
+def port_of(held: socket.socket) -> int:
+    return int(held.getsockname()[1])
 
 
 class Live:
     """A real HTTP server in a thread; every request goes to `script`."""
 
-    def __init__(self, script: Script | None = None, port: int = 0) -> None:
+    def __init__(self, script: Script | None = None, held: socket.socket | None = None) -> None:
         self.script: Script = script or answer()
         self.seen: list[tuple[str, str, str]] = []
         self.bodies: list[bytes] = []
@@ -67,16 +74,18 @@ class Live:
             self.bodies.append(await request.body())
             return await self.script(request)
 
-        self.port = port or free_port()
-        config = uvicorn.Config(
-            app, host="127.0.0.1", port=self.port, log_level="critical", timeout_graceful_shutdown=1
-        )
+        if held is None:
+            held = socket.socket()
+            held.bind(("127.0.0.1", 0))
+        self.port = port_of(held)
+        config = uvicorn.Config(app, log_level="critical", timeout_graceful_shutdown=1)
         self._server = uvicorn.Server(config)
-        self._thread = threading.Thread(target=self._server.run, daemon=True)
+        self._thread = threading.Thread(target=self._server.run, args=([held],), daemon=True)
 
     def __enter__(self) -> Self:
         self._thread.start()
         while not self._server.started:
+            assert self._thread.is_alive()
             time.sleep(0.005)
         return self
 
@@ -116,6 +125,17 @@ def answer(
     return run
 
 
+def held_back(body: bytes, gate: threading.Event) -> Script:
+    """An answer that is not given before the gate is open."""
+
+    async def run(_: Request) -> Response:
+        while not gate.is_set():  # noqa: ASYNC110 - it is opened in another thread
+            await asyncio.sleep(0.005)
+        return Response(body, media_type="application/json")
+
+    return run
+
+
 def in_turn(*scripts: Script) -> Script:
     """The scripts one after the other; the last one for ever."""
     left = list(scripts)
@@ -127,28 +147,35 @@ def in_turn(*scripts: Script) -> Script:
 
 
 @asynccontextmanager
-async def client_of(port: int, *, grace_s: float = 0.2, name: str = "agent-1") -> Any:
+async def client_of(
+    port: int, *, grace_s: float = 0.2, name: str = "agent-1", retries: Retries = PATIENT
+) -> Any:
     async with open_session() as session:
         yield ControlClient(
             session,
             ServerAddress(name, f"http://127.0.0.1:{port}"),
             token=control_token(TOKEN),
             grace_s=grace_s,
-            retries=QUICK,
+            retries=retries,
         )
 
 
 def ask(
-    port: int, *, within_s: float = 5.0, grace_s: float = 0.2, route: str = ROUTE
+    port: int,
+    *,
+    within_s: float = 60.0,
+    grace_s: float = 0.2,
+    route: str = ROUTE,
+    retries: Retries = PATIENT,
 ) -> v1.Resumed:
     async def body() -> v1.Resumed:
-        async with client_of(port, grace_s=grace_s) as client:
+        async with client_of(port, grace_s=grace_s, retries=retries) as client:
             return await resume(client, within_s, route)
 
     return asyncio.run(body())
 
 
-async def resume(client: ControlClient, within_s: float = 5.0, route: str = ROUTE) -> v1.Resumed:
+async def resume(client: ControlClient, within_s: float = 60.0, route: str = ROUTE) -> v1.Resumed:
     deadline = time.time() + within_s
     request = v1.Resume(checkpoint_id="c1", deadline_ts=deadline)
     return await client.request(route, request, v1.Resumed, deadline_ts=deadline)
@@ -157,7 +184,7 @@ async def resume(client: ControlClient, within_s: float = 5.0, route: str = ROUT
 def failure(port: int, **how: Any) -> SnapfmtError:
     """The error of a request, once it is sure that it names the server and hides the token."""
     with pytest.raises(SnapfmtError) as caught:
-        ask(port, **how)
+        ask(port, retries=QUICK, **how)
     error = caught.value
     check_no_token(error)
     assert "agent-1" in str(error)
@@ -191,7 +218,7 @@ def test_without_a_body_it_is_a_get_with_its_query(server: Live) -> None:
     async def body() -> None:
         async with client_of(server.port) as client:
             reply = await client.request(
-                "/x", None, v1.Resumed, deadline_ts=time.time() + 5, query={"a": "1 2"}
+                "/x", None, v1.Resumed, deadline_ts=time.time() + 60, query={"a": "1 2"}
             )
             assert reply == RESUMED
 
@@ -206,8 +233,8 @@ def test_a_slow_answer_is_waited_for(server: Live) -> None:
 
 
 def test_an_answer_within_the_grace_counts(server: Live) -> None:
-    server.script = answer(after_s=0.4)
-    assert ask(server.port, within_s=0.2, grace_s=2.0) == RESUMED
+    server.script = answer(after_s=1.2)
+    assert ask(server.port, within_s=1.0, grace_s=5.0) == RESUMED
 
 
 def test_the_grace_is_never_more_than_five_seconds() -> None:
@@ -219,22 +246,24 @@ def test_the_grace_is_never_more_than_five_seconds() -> None:
 
 
 def test_an_answer_after_the_grace_is_too_late_and_disturbs_nobody(server: Live) -> None:
-    server.script = in_turn(
-        answer(v1.Resumed(state="idle", released=99).model_dump_json().encode(), after_s=1.0),
-        answer(),
-    )
+    gate = threading.Event()
+    late = v1.Resumed(state="idle", released=99).model_dump_json().encode()
+    server.script = in_turn(held_back(late, gate), answer())
 
     async def body() -> None:
         async with client_of(server.port) as client:
             started = time.monotonic()
             with pytest.raises(DeadlineExceeded, match="agent-1") as caught:
-                await resume(client, 0.1)
+                await resume(client, 1.0)
             check_no_token(caught.value)
-            assert 0.25 < time.monotonic() - started < 0.9
+            assert time.monotonic() - started > 1.15
             # The late answer arrives while the next ones are asked for.
-            for _ in range(8):
+            for number in range(8):
                 assert (await resume(client)).released == 3
-                await asyncio.sleep(0.1)
+                if number == 3:
+                    gate.set()
+                await asyncio.sleep(0.01)
+        assert len(server.seen) == 9
 
     asyncio.run(body())
 
@@ -413,7 +442,7 @@ async def raw_server(handler: RawHandler) -> Any:
 
 
 async def failed_raw(handler: RawHandler) -> SnapfmtError:
-    async with raw_server(handler) as port, client_of(port) as client:
+    async with raw_server(handler) as port, client_of(port, retries=QUICK) as client:
         with pytest.raises(SnapfmtError) as caught:
             await resume(client)
     check_no_token(caught.value)
@@ -479,47 +508,57 @@ def test_a_server_that_always_resets_has_failed() -> None:
     error = asyncio.run(failed_raw(lose))
     assert isinstance(error, ParticipantFailed)
     assert f"tried {tries} times" in str(error)
-    assert 3 <= tries <= 40
-    # It gave up after its patience, long before the deadline.
-    assert time.monotonic() - started < 2
+    # On a machine that stands still the patience may be over after two.
+    assert 2 <= tries <= 40
+    # It gave up after its patience of 0.3 s, long before the deadline.
+    assert time.monotonic() - started < 30
 
 
 def test_a_server_that_is_down_has_failed() -> None:
     started = time.monotonic()
-    error = failure(free_port())
+    with silent() as held:
+        error = failure(port_of(held))
     assert isinstance(error, ParticipantFailed)
     assert "look whether the server runs" in str(error)
-    assert time.monotonic() - started < 2
+    assert time.monotonic() - started < 30
 
 
-def test_the_deadline_ends_the_tries() -> None:
+def test_the_deadline_ends_the_tries(monkeypatch: pytest.MonkeyPatch) -> None:
+    tries, real = 0, time.time
+
+    async def lose(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal tries
+        tries += 1
+        await reader.readuntil(b"\r\n\r\n")
+        if tries == 3:
+            monkeypatch.setattr(time, "time", lambda: real() + 600)
+        reset(writer)
+
     async def body() -> None:
-        async with client_of(free_port()) as client:
-            deadline = time.time() + 0.2
+        async with raw_server(lose) as port, client_of(port, retries=QUICK) as client:
+            deadline = time.time() + 600
             request = v1.Resume(checkpoint_id="c1", deadline_ts=deadline)
             with pytest.raises(ParticipantFailed, match="cannot be asked"):
                 await client.request(
-                    ROUTE, request, v1.Resumed, deadline_ts=deadline, patience_s=60.0
+                    ROUTE, request, v1.Resumed, deadline_ts=deadline, patience_s=3600.0
                 )
-            assert time.time() < deadline + 5
 
     asyncio.run(body())
+    assert tries == 3
 
 
 def test_more_patience_outlasts_a_restart() -> None:
-    port = free_port()
-
     async def body() -> None:
-        async with client_of(port) as client:
-            deadline = time.time() + 10
-            request = v1.Resume(checkpoint_id="c1", deadline_ts=deadline)
-            asking = asyncio.create_task(
-                client.request(ROUTE, request, v1.Resumed, deadline_ts=deadline, patience_s=10.0)
-            )
-            await asyncio.sleep(0.5)
-            assert not asking.done()
-            with Live(port=port):
-                assert await asking == RESUMED
+        with silent() as held:
+            async with client_of(port_of(held), retries=QUICK) as client:
+                deadline = time.time() + 60
+                request = v1.Resume(checkpoint_id="c1", deadline_ts=deadline)
+                more = {"deadline_ts": deadline, "patience_s": 60.0}
+                asking = asyncio.create_task(client.request(ROUTE, request, v1.Resumed, **more))
+                await asyncio.sleep(0.5)
+                assert not asking.done()
+                with Live(held=held):
+                    assert await asking == RESUMED
 
     asyncio.run(body())
 
@@ -554,7 +593,7 @@ def test_two_answers_to_one_request_are_never_mixed_up() -> None:
     async def body() -> None:
         async with raw_server(twice) as port, client_of(port) as client:
             for number in range(20):
-                deadline = time.time() + 5
+                deadline = time.time() + 60
                 request = v1.Resume(checkpoint_id=str(number), deadline_ts=deadline)
                 reply = await client.request(ROUTE, request, v1.Resumed, deadline_ts=deadline)
                 assert reply.released == number
@@ -565,19 +604,24 @@ def test_two_answers_to_one_request_are_never_mixed_up() -> None:
 
 
 def test_a_cancelled_request_leaves_nothing_behind(server: Live) -> None:
-    server.script = answer(after_s=0.3)
+    gate = threading.Event()
+    server.script = held_back(b"", gate)
 
     async def body() -> None:
         async with client_of(server.port) as client:
             asking = asyncio.create_task(resume(client))
-            await asyncio.sleep(0.1)
+            while not server.seen:  # noqa: ASYNC110 - it is seen in another thread
+                await asyncio.sleep(0.005)
             asking.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await asking
             server.script = answer()
             assert await resume(client) == RESUMED
 
-    asyncio.run(body())
+    try:
+        asyncio.run(body())
+    finally:
+        gate.set()
 
 
 # --- what is not sent
@@ -599,7 +643,7 @@ def test_a_request_that_is_too_large_is_not_sent(server: Live) -> None:
                     "/x",
                     v1.AcknowledgeCompleted(executions=(receipt,) * 512),
                     v1.Acknowledged,
-                    deadline_ts=time.time() + 5,
+                    deadline_ts=time.time() + 60,
                 )
 
     asyncio.run(body())
