@@ -128,6 +128,13 @@ class Scene:
             work = self.gym.run(AGENTS[i % 2], f"p{i}_g0", attempt_index)
             self.tasks.append(asyncio.create_task(work))
 
+    async def under_way(self, count: int, attempt_index: int = 0) -> None:
+        """Until so many runs have come past a boundary and use their session again."""
+        used = self.gym.sessions.used
+        while sum(used.get((f"p{i}_g0", attempt_index), 0) > 1 for i in range(count)) < count:
+            assert not any(task.done() for task in self.tasks)
+            await asyncio.sleep(0.01)
+
     async def finish(self) -> None:
         self.gym.going = False
         await asyncio.gather(*self.tasks)
@@ -172,7 +179,7 @@ def play(boundary: Make, lineage_row: Make) -> Make:
     return run
 
 
-def soon(seconds: float = 10.0) -> float:
+def soon(seconds: float = 60.0) -> float:
     return time.time() + seconds
 
 
@@ -192,7 +199,7 @@ def saved(play: Make, repository: Repository, runs: int = 6) -> Snapshot:
 
     async def act(stage: Scene) -> None:
         stage.start(runs)
-        await asyncio.sleep(0.1)
+        await stage.under_way(runs)
         await save(stage, repository)
         await stage.finish()
 
@@ -208,7 +215,7 @@ def repository(tmp_path: Path) -> Repository:
 def test_a_save_while_runs_are_in_flight(play: Make, repository: Repository) -> None:
     async def act(stage: Scene) -> None:
         stage.start(6)
-        await asyncio.sleep(0.1)
+        await stage.under_way(6)
         steps: list[tuple[str, str]] = []
 
         def observe(step: str, actor: str, *_: object) -> None:
@@ -222,8 +229,9 @@ def test_a_save_while_runs_are_in_flight(play: Make, repository: Repository) -> 
             await stage.side.commit("c1", deadline_ts=soon(), tickets=attempt.ticket)
             assert stage.gym.sessions.used == frozen
             await stage.side.resume("c1", deadline_ts=soon())
-            await asyncio.sleep(0.1)
-            assert stage.gym.sessions.used != frozen
+            while stage.gym.sessions.used == frozen:
+                assert not any(task.done() for task in stage.tasks)
+                await asyncio.sleep(0.01)
             parts = await stage.side.collect("c1", deadline_ts=soon(), tickets=attempt.ticket)
             # Told twice, the same is given twice.
             again = await stage.side.collect("c1", deadline_ts=soon(), tickets=attempt.ticket)
@@ -250,11 +258,11 @@ def test_a_save_while_runs_are_in_flight(play: Make, repository: Repository) -> 
 def test_a_model_keeps_its_cut_while_agents_write(
     play: Make, repository: Repository, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    write = agent_part.write
+    write, held_until = agent_part.write, [0.0]
 
     def slow(*args: Any) -> Any:
         # Longer than the model's deadline to hold its cut, and its grace of 0.5 s.
-        time.sleep(1.8)
+        time.sleep(max(held_until[0] + 0.8 - time.time(), 0.0))
         return write(*args)
 
     monkeypatch.setattr(agent_part, "write", slow)
@@ -264,9 +272,10 @@ def test_a_model_keeps_its_cut_while_agents_write(
         stage.start(2)
         with repository.begin() as attempt:
             await side.prepare("c1", deadline_ts=soon())
-            await side.commit("c1", deadline_ts=soon(1.0), tickets=attempt.ticket)
+            held_until[0] = soon(2.0)
+            await side.commit("c1", deadline_ts=held_until[0], tickets=attempt.ticket)
             await side.resume("c1", deadline_ts=soon())
-            parts = await side.collect("c1", deadline_ts=soon(20), tickets=attempt.ticket)
+            parts = await side.collect("c1", deadline_ts=soon(), tickets=attempt.ticket)
         assert len(parts.receipts) == 5
         await stage.finish()
 
@@ -348,7 +357,8 @@ def test_a_run_that_starts_over_meets_no_session_of_a_run_without_a_boundary(
         async with stage.gym.tools.operation("p0_g0", 0):
             stage.gym.sessions.used["p0_g0", 0] = 7
         parked = asyncio.create_task(stage.side.prepare("c1", deadline_ts=soon()))
-        while not execution.parking:  # noqa: ASYNC110 - nothing tells of it
+        while not execution.parking:
+            assert not parked.done()
             await asyncio.sleep(0.005)
         waiting = asyncio.create_task(execution.wait_admission())
         await parked
@@ -437,7 +447,7 @@ def test_a_discard_waits_for_a_part_that_is_still_read(
     runs = tuple(Execution(rollout_id=f"p{i}_g0", attempt_index=1) for i in range(2))
 
     def slow(part: Part) -> Any:
-        assert may_end.wait(20)
+        assert may_end.wait(60)
         return read(part)
 
     monkeypatch.setattr(module, "read", slow)
@@ -455,7 +465,8 @@ def test_a_discard_waits_for_a_part_that_is_still_read(
             checkpoint_id="r1", deadline_ts=soon(), source_checkpoint_id="c1", snapshot=place
         )
         restoring = asyncio.create_task(participant.restore(request))
-        while participant.fence.phase != "restoring":  # noqa: ASYNC110
+        while participant.fence.phase != "restoring":
+            assert not restoring.done()
             await asyncio.sleep(0.005)
         short = DiscardRestored(checkpoint_id="r1", deadline_ts=soon(0.05), executions=runs)
         with pytest.raises(ControlRefused) as caught:
@@ -482,11 +493,11 @@ def test_a_prepare_that_is_too_short_is_given_up_and_the_next_one_works(
 ) -> None:
     async def act(stage: Scene) -> None:
         stage.start(4)
-        await asyncio.sleep(0.05)
+        await stage.under_way(4)
         await stage.side.discover()
         stubborn = await stage.gym.agents["a1"].begin("stubborn_g0", 0)
         with pytest.raises(DeadlineExceeded, match="stubborn_g0 run 0"):
-            await stage.side.prepare("c1", deadline_ts=soon(1.5))
+            await stage.side.prepare("c1", deadline_ts=soon(3.0))
         await stage.side.resume("c1", deadline_ts=soon())
         assert {one.fence.phase for one in stage.gym.participants()} == {"idle"}
         stubborn.fail()

@@ -45,7 +45,7 @@ QUICK = Retries(first_s=0.01, longest_s=0.05, patience_s=0.3)
 Make = Callable[..., Any]
 
 
-def soon(seconds: float = 10.0) -> float:
+def soon(seconds: float = 60.0) -> float:
     return time.time() + seconds
 
 
@@ -140,23 +140,29 @@ class Gym:
 
 
 @asynccontextmanager
-async def hosted(gym: Gym) -> AsyncIterator[None]:
-    app = FastAPI()
-    for name, process in gym.processes.items():
-        app.mount(f"/{name}", process)
+async def served(app: Any) -> AsyncIterator[str]:
+    """The address of an application that is served on a free port of this machine."""
     config = uvicorn.Config(app, host="127.0.0.1", port=0, log_level="critical", lifespan="off")
     server = uvicorn.Server(config)
     task = asyncio.create_task(server.serve())
     while not server.started:  # noqa: ASYNC110 - it has no event to wait for
         await asyncio.sleep(0.005)
-    url = f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
-    servers = [ServerAddress(name, f"{url}/{name}") for name in gym.processes]
-    gym.side = GymSide(servers, token=TOKEN, retries=QUICK)
     try:
-        yield
+        yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
     finally:
         server.should_exit = True
         await task
+
+
+@asynccontextmanager
+async def hosted(gym: Gym) -> AsyncIterator[None]:
+    app = FastAPI()
+    for name, process in gym.processes.items():
+        app.mount(f"/{name}", process)
+    async with served(app) as url:
+        servers = [ServerAddress(name, f"{url}/{name}") for name in gym.processes]
+        gym.side = GymSide(servers, token=TOKEN, retries=QUICK)
+        yield
 
 
 @pytest.fixture
@@ -262,16 +268,17 @@ def test_a_call_that_takes_too_long_is_made_again_after_the_save(
 ) -> None:
     async def act(gym: Gym) -> None:
         gym.side = GymSide(
-            gym.side._servers, token=TOKEN, retries=QUICK, interrupt_after=0.1 if ends else None
+            gym.side._servers, token=TOKEN, retries=QUICK, interrupt_after=0.05 if ends else None
         )
         run = await gym.begin("a_g0")
         last = await gym.turn(run, None)
         gym.generation_s = 60.0
         working = asyncio.create_task(gym.turn(run, last))
-        await asyncio.sleep(0.05)
+        while len(gym.calls) < 2:  # noqa: ASYNC110 - a call that is made next
+            await asyncio.sleep(0)
         if not ends:
             with pytest.raises(DeadlineExceeded, match="a_g0 run 0"):
-                await gym.side.prepare("c1", deadline_ts=soon(1.5))
+                await gym.side.prepare("c1", deadline_ts=soon(3.0))
             working.cancel()
             return
         steps: dict[str, dict[str, int]] = {}
@@ -279,7 +286,7 @@ def test_a_call_that_takes_too_long_is_made_again_after_the_save(
             started = time.monotonic()
             await gym.side.prepare(
                 "c1",
-                deadline_ts=soon(8),
+                deadline_ts=soon(20),
                 observe=lambda step, *told: steps.update({step: told[-1]}),
             )
             assert time.monotonic() - started > 0.7
@@ -317,14 +324,17 @@ app.include_router(control_router(AgentParticipant(server_name="swe"), token="a-
 def workers(home: Path, count: int) -> Iterator[ServerAddress]:
     """An agent server of so many worker processes."""
     (home / "two_workers.py").write_text(APP)
-    with closing(socket.socket()) as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    where = ["--app-dir", str(home), "--host", "127.0.0.1", "--port", str(port)]
-    command = [sys.executable, "-m", "uvicorn", "two_workers:app", *where, "--log-level", "info"]
-    with (home / "log").open("wb") as log:
+    command = [sys.executable, "-m", "uvicorn", "two_workers:app", "--app-dir", str(home)]
+    with closing(socket.socket()) as held, (home / "log").open("wb") as log:
+        # The port is theirs from the start: one that is only free now may be another's then.
+        held.bind(("127.0.0.1", 0))
+        port = held.getsockname()[1]
         process = subprocess.Popen(
-            [*command, "--workers", str(count)], stdout=log, stderr=log, start_new_session=True
+            [*command, "--fd", str(held.fileno()), "--workers", str(count)],
+            stdout=log,
+            stderr=log,
+            pass_fds=(held.fileno(),),
+            start_new_session=True,
         )
     try:
         until = time.monotonic() + 60
@@ -342,16 +352,38 @@ def workers(home: Path, count: int) -> Iterator[ServerAddress]:
             process.wait()
 
 
-def test_two_workers_are_found_at_once_and_also_within_a_checkpoint(
+def test_two_processes_behind_an_address_are_found_at_once() -> None:
+    processes = [Process(lambda: AgentParticipant(server_name="swe")) for _ in range(2)]
+    connections: dict[Any, int] = {}
+
+    async def in_turn(scope: Any, receive: Any, send: Any) -> None:
+        number = connections.setdefault(tuple(scope["client"]), len(connections))
+        await processes[number % 2](scope, receive, send)
+
+    async def body() -> None:
+        async with served(in_turn) as url:
+            side = GymSide([ServerAddress("swe", url)], token=TOKEN, retries=QUICK)
+            for _ in range(2):
+                with pytest.raises(UnsupportedFeature, match="one worker") as caught:
+                    await side.discover()
+                assert "swe" in str(caught.value)
+
+    asyncio.run(body())
+
+
+def test_two_workers_are_found_and_also_within_a_checkpoint(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def discover(address: ServerAddress) -> None:
-        await GymSide([address], token=TOKEN, retries=QUICK).discover()
+    """Each question goes to whichever process takes the connection: so it is asked again."""
 
-    async def many(address: ServerAddress) -> None:
-        side = GymSide([address], token=TOKEN, retries=QUICK)
-        # Each question goes to whichever process takes the connection.
-        for _ in range(200):
+    async def discover(address: ServerAddress) -> None:
+        until = time.monotonic() + 60
+        while time.monotonic() < until:
+            await GymSide([address], token=TOKEN, retries=QUICK).discover()
+
+    async def prepare(address: ServerAddress) -> None:
+        side, until = GymSide([address], token=TOKEN, retries=QUICK), time.monotonic() + 60
+        while time.monotonic() < until:
             await side.prepare("c1", deadline_ts=soon())
 
     with workers(tmp_path, 2) as address:
@@ -361,7 +393,7 @@ def test_two_workers_are_found_at_once_and_also_within_a_checkpoint(
             assert "swe" in str(caught.value)
         monkeypatch.setattr(discovery, "PROBE_ROUNDS", 0)
         with pytest.raises(ParticipantFailed, match="one worker"):
-            asyncio.run(many(address))
+            asyncio.run(prepare(address))
 
 
 def test_one_worker_is_no_several(tmp_path: Path) -> None:
@@ -476,7 +508,7 @@ def test_a_server_that_is_restarted_after_its_restore_has_restored_nothing(
         gym.processes["swe"].restart()
         for _ in range(2):
             with pytest.raises(ParticipantFailed, match="swe"):
-                await gym.side.resume("r1", deadline_ts=soon(1))
+                await gym.side.resume("r1", deadline_ts=soon(3))
             assert {gym.agent.fence.phase, gym.model.fence.phase} == {"idle"}
 
     play(begin)
