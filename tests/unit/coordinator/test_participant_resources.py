@@ -62,11 +62,13 @@ class Tools:
         self.store = Store()
         self.side = ResourcesParticipant(self.store, server_name="tools", **options)
 
-    async def use(self, rollout_id: str, number: int = 0, seconds: float = 0.0) -> int:
+    async def use(
+        self, rollout_id: str, number: int = 0, until: asyncio.Event | None = None
+    ) -> int:
         async with self.side.operation(rollout_id, number):
             state = self.store.sessions.setdefault((rollout_id, number), {"n": 0})
             state["n"] += 1
-            await asyncio.sleep(seconds)
+            await (asyncio.sleep(0) if until is None else until.wait())
             return int(state["n"])
 
 
@@ -82,13 +84,14 @@ async def refusal(work: Any) -> str:
 
 def test_prepare_freezes_and_waits_for_those_inside(control: Make) -> None:
     async def body() -> None:
-        tools = Tools()
-        inside = asyncio.create_task(tools.use("r", seconds=0.05))
+        tools, leave = Tools(), asyncio.Event()
+        inside = asyncio.create_task(tools.use("r", until=leave))
         await asyncio.sleep(0)
         asked = [asyncio.create_task(tools.side.prepare(control())) for _ in range(2)]
         await asyncio.sleep(0.01)
         assert not inside.done()
         assert await refusal(tools.use("r")) == "resources_admission_closed"
+        leave.set()
         first, second = await asyncio.gather(*asked)
         assert inside.done()
         assert first == second == await tools.side.prepare(control())
@@ -104,11 +107,12 @@ def test_prepare_freezes_and_waits_for_those_inside(control: Make) -> None:
 
 def test_a_prepare_that_misses_its_deadline_opens_again(control: Make) -> None:
     async def body() -> None:
-        tools = Tools()
-        inside = asyncio.create_task(tools.use("r", seconds=0.2))
+        tools, leave = Tools(), asyncio.Event()
+        inside = asyncio.create_task(tools.use("r", until=leave))
         await asyncio.sleep(0)
         assert await refusal(tools.side.prepare(control(seconds=0.05))) == "deadline_passed"
         assert await tools.use("q") == 1
+        leave.set()
         await inside
         assert (await tools.side.resume(control(Resume))).idempotent
         assert (await tools.side.prepare(control(Control, "c2"))).state == "prepared"
@@ -118,13 +122,14 @@ def test_a_prepare_that_misses_its_deadline_opens_again(control: Make) -> None:
 
 def test_a_resume_ends_a_prepare_that_waits(control: Make) -> None:
     async def body() -> None:
-        tools = Tools()
-        inside = asyncio.create_task(tools.use("r", seconds=0.1))
+        tools, leave = Tools(), asyncio.Event()
+        inside = asyncio.create_task(tools.use("r", until=leave))
         await asyncio.sleep(0)
         asked = asyncio.create_task(tools.side.prepare(control()))
         await asyncio.sleep(0.01)
         await tools.side.resume(control(Resume))
         assert await refusal(asked) == "stale_checkpoint"
+        leave.set()
         await inside
 
     run(body)

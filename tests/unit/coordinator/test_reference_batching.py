@@ -32,16 +32,22 @@ def test_batches_run_one_after_another_unless_more_are_allowed() -> None:
         running = most = 0
 
         async def body(parallel: int = parallel) -> None:
+            full = asyncio.Event()
+
             async def work(items: list[int]) -> list[int]:
                 nonlocal running, most
                 running += 1
                 most = max(most, running)
+                if running == parallel:
+                    full.set()
+                await full.wait()
                 await asyncio.sleep(0.01)
                 running -= 1
                 return items
 
             batches = Batcher(work, wait_s=0.0, most=2, parallel=parallel)
-            await asyncio.gather(*(batches.submit(number) for number in range(12)))
+            async with asyncio.timeout(60):
+                await asyncio.gather(*(batches.submit(number) for number in range(12)))
 
         asyncio.run(body())
         assert most == parallel
@@ -66,8 +72,10 @@ def test_a_failing_batch_fails_its_items_and_no_others() -> None:
 
 def test_one_that_gives_up_does_not_disturb_the_others() -> None:
     async def body() -> None:
+        end = asyncio.Event()
+
         async def work(items: list[int]) -> list[int]:
-            await asyncio.sleep(0.02)
+            await end.wait()
             return items
 
         batches = Batcher(work, wait_s=0.001)
@@ -75,6 +83,7 @@ def test_one_that_gives_up_does_not_disturb_the_others() -> None:
         staying = asyncio.create_task(batches.submit(2))
         await asyncio.sleep(0.005)
         leaving.cancel()
+        end.set()
         assert await staying == 2
         await asyncio.wait([leaving])
         assert leaving.cancelled()

@@ -16,7 +16,7 @@ from snapfmt_coordinator.sequence.gates import (
     DispatchGate,
 )
 
-WITHIN_S = 5.0
+WITHIN_S = 60.0
 
 
 def run(body: Callable[[], Coroutine[Any, Any, None]]) -> None:
@@ -44,6 +44,7 @@ def test_the_gate_holds_new_rollouts_and_says_how_long() -> None:
         assert gate.owner == "a"
         assert gate.closed_since is not None
         waiting = [asyncio.create_task(gate.wait()) for _ in range(3)]
+        await settle()
         await asyncio.sleep(0.05)
         assert not any(task.done() for task in waiting)
         report = gate.open("a")
@@ -409,7 +410,7 @@ def test_the_lock_is_held_by_one_at_a_time() -> None:
     async def body() -> None:
         lock = CheckpointLock()
         async with lock.hold("snapshot") as waited:
-            assert waited < 0.05
+            assert waited < 1.0, "nobody held it"
             assert lock.owner == "snapshot"
 
             async def trainer() -> float:
@@ -419,6 +420,7 @@ def test_the_lock_is_held_by_one_at_a_time() -> None:
 
             task = asyncio.create_task(trainer())
             gone = asyncio.create_task(trainer())
+            await settle()
             await asyncio.sleep(0.05)
             gone.cancel()
         assert await task >= 0.04

@@ -1,6 +1,7 @@
 """What a save tells of itself: outcomes, timeline, metrics; and the waiting under it."""
 
 import asyncio
+import threading
 import time
 from typing import Any, get_args
 
@@ -350,9 +351,11 @@ def test_numbers_are_exported_through_ray(monkeypatch: pytest.MonkeyPatch) -> No
 def test_work_is_awaited_to_the_end_although_its_caller_is_cancelled() -> None:
     async def body() -> None:
         done: list[int] = []
+        end = asyncio.Event()
+        end.set()
 
         async def work(error: BaseException | None = None) -> int:
-            await asyncio.sleep(0.05)
+            await end.wait()
             done.append(1)
             if error is not None:
                 raise error
@@ -362,11 +365,15 @@ def test_work_is_awaited_to_the_end_although_its_caller_is_cancelled() -> None:
         with pytest.raises(ValueError, match="bug"):
             await to_the_end(work(ValueError("bug")))
         for error in (None, ValueError("bug")):
+            end.clear()
             task = asyncio.create_task(to_the_end(work(error)))
             await asyncio.sleep(0.01)
             task.cancel()
             await asyncio.sleep(0.01)
             task.cancel()
+            await asyncio.sleep(0.01)
+            assert not task.done()
+            end.set()
             with pytest.raises(asyncio.CancelledError):
                 await task
         assert len(done) == 4
@@ -382,7 +389,7 @@ def test_work_that_hangs_is_given_up_after_some_patience() -> None:
         started = time.monotonic()
         with pytest.raises(asyncio.CancelledError):
             await task
-        assert 0.03 < time.monotonic() - started < 2.0
+        assert 0.03 < time.monotonic() - started < 30.0
 
     asyncio.run(body())
 
@@ -390,14 +397,18 @@ def test_work_that_hangs_is_given_up_after_some_patience() -> None:
 def test_a_thread_is_awaited_too() -> None:
     async def body() -> None:
         done: list[int] = []
+        end = threading.Event()
 
         def work() -> None:
-            time.sleep(0.05)
+            assert end.wait(60)
             done.append(1)
 
         task = asyncio.create_task(in_thread(work))
         await asyncio.sleep(0.01)
         task.cancel()
+        await asyncio.sleep(0.01)
+        assert not task.done()
+        end.set()
         with pytest.raises(asyncio.CancelledError):
             await task
         assert done == [1]
