@@ -117,7 +117,7 @@ def test_a_run_stops_at_its_step_and_nowhere_else() -> None:
         assert time.monotonic() - began >= 0.1
         assert told == []
         with pytest.raises(TimeoutError):
-            await asyncio.wait_for(port.commit(), 0.1)
+            await asyncio.wait_for(port.commit(), 1.0)
         assert told == ["save:commit.after"]
         assert trip.reached["save:commit"] == 2
 
@@ -180,7 +180,9 @@ class Lost(Exception):
 
 
 @asynccontextmanager
-async def agent(handle: Handler, *, port: int = 0, **options: Any) -> AsyncIterator[AgentRuns]:
+async def agent(
+    handle: Handler, *, held: socket.socket | None = None, **options: Any
+) -> AsyncIterator[AgentRuns]:
     """A real server that answers `/run` with `handle`, and somebody who asks it."""
 
     async def route(request: web.Request) -> web.Response:
@@ -201,7 +203,7 @@ async def agent(handle: Handler, *, port: int = 0, **options: Any) -> AsyncItera
     app.router.add_post("/run", route)
     runner = web.AppRunner(app)
     await runner.setup()
-    site = web.TCPSite(runner, "127.0.0.1", port)
+    site = web.SockSite(runner, held) if held else web.TCPSite(runner, "127.0.0.1", 0)
     await site.start()
     port = runner.addresses[0][1]
     try:
@@ -309,14 +311,15 @@ def test_a_run_that_met_nobody_may_be_begun() -> None:
             asked.append("held" in request)
             return answer()
 
-        with closing(socket.socket()) as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = probe.getsockname()[1]
-        async with agent(handle, url=f"http://127.0.0.1:{port}") as runs:
-            task = asyncio.create_task(runs.run(RUN, {}))
-            await asyncio.sleep(0.1)
-            async with agent(handle, port=port):
-                await task
+        with closing(socket.socket()) as held:
+            # Nobody listens there, and nobody else gets it meanwhile.
+            held.bind(("127.0.0.1", 0))
+            url = f"http://127.0.0.1:{held.getsockname()[1]}"
+            async with agent(handle, url=url, limit_s=60.0) as runs:
+                task = asyncio.create_task(runs.run(RUN, {}))
+                await asyncio.sleep(0.1)
+                async with agent(handle, held=held):
+                    await task
         assert asked == [False]
 
     asyncio.run(body())
@@ -324,25 +327,33 @@ def test_a_run_that_met_nobody_may_be_begun() -> None:
 
 def test_the_time_of_a_run_stands_still_while_a_save_parks_it() -> None:
     async def body() -> None:
-        clock = PausableClock()
-        released = asyncio.Event()
+        seconds = 0.0
+        clock = PausableClock(lambda: seconds)
+        asked, released = asyncio.Event(), asyncio.Event()
 
         async def handle(_: dict[str, Any]) -> web.Response:
+            asked.set()
             await released.wait()
             return answer()
 
         async with agent(handle, clock=clock, limit_s=0.3) as runs:
             task = asyncio.ensure_future(runs.run(RUN, {}))
-            await asyncio.sleep(0.1)
+            await asked.wait()
             clock.pause()
-            await asyncio.sleep(0.6)
+            seconds = 60.0
+            # Longer than it takes to look at the clock again.
+            await asyncio.sleep(0.4)
             assert not task.done(), "it is parked"
             clock.resume()
             released.set()
-            await asyncio.wait_for(task, 5.0)
+            await asyncio.wait_for(task, 60.0)
+            asked.clear()
             released.clear()
+            task = asyncio.ensure_future(runs.run(RUN, {}))
+            await asked.wait()
+            seconds = 60.5
             with pytest.raises(ParticipantFailed, match="its own time"):
-                await runs.run(RUN, {})
+                await task
             released.set()
 
     asyncio.run(body())
@@ -364,6 +375,6 @@ def test_no_run_is_sent_while_a_checkpoint_keeps_runs_out() -> None:
             await asyncio.sleep(0.1)
             assert asked == []
             opened.set()
-            await asyncio.wait_for(task, 5.0)
+            await asyncio.wait_for(task, 60.0)
 
     asyncio.run(body())

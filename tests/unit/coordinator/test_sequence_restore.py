@@ -739,7 +739,7 @@ def test_a_restore_of_gym_that_is_cut_off_is_retired(
 
     stage.gym.restore = hang
     with pytest.raises(ParticipantFailed, match="not done before the deadline"):
-        stage.run(prepare_timeout_s=0.1)
+        stage.run(prepare_timeout_s=2.0)
     assert stage.live.state == {"gym": "closed, empty"}
     assert stage.live.steps[-3:] == ["gym.retire", "gym.resume", "rows.unload"]
     expected = {(rollout, number + 1) for rollout, number in RUNS}

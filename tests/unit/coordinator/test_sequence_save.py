@@ -61,7 +61,7 @@ class World:
             self.gate,
             self.barrier,
             self.lock,
-            **{"prepare_timeout_s": 5.0, "write_timeout_s": 5.0, **options},
+            **{"prepare_timeout_s": 60.0, "write_timeout_s": 60.0, **options},
         )
 
     def step(self, name: str) -> None:
@@ -978,16 +978,14 @@ def test_a_trainer_checkpoint_does_not_wait_for_the_gym_phase(run: Any) -> None:
 
         tasks: list[asyncio.Task[None]] = []
         world.faults["gym.prepare"] = lambda: tasks.append(asyncio.create_task(trainer()))
-        # Gym takes its time, and the trainer is done before it is.
-        world.gym.during_prepare = lambda: time.sleep(0.0)
 
+        # Gym takes its time, and the trainer is done before it is.
         async def slow_commit(*_: Any, **__: Any) -> None:
-            await asyncio.sleep(0.2)
-            assert tasks[0].done()
+            await asyncio.wait_for(asyncio.shield(tasks[0]), 30)
 
         world.gym.commit = slow_commit  # type: ignore[method-assign]
         assert (await world.sequence.save()).outcome == "completed"
-        assert waits[0] < 0.1
+        assert waits[0] < 10.0, "nobody held it"
 
     run(body)
 
@@ -1017,7 +1015,7 @@ def test_a_cut_that_waits_for_a_trainer_checkpoint_gives_up_in_time(
         world.check_running()
         assert (await world.sequence.save()).outcome == "completed"
 
-    run(body, prepare_timeout_s=0.2)
+    run(body, prepare_timeout_s=2.0)
 
 
 def test_the_cut_is_renewed_while_gym_resumes(run: Any) -> None:
@@ -1033,7 +1031,8 @@ def test_the_cut_is_renewed_while_gym_resumes(run: Any) -> None:
         resume = world.gym.resume
 
         async def slow(*args: Any, **options: Any) -> None:
-            await asyncio.sleep(0.1)
+            while cuts[0].renewals < 3:  # noqa: ASYNC110 - nothing tells of it
+                await asyncio.sleep(0.01)
             await resume(*args, **options)
 
         world.gym.resume = slow  # type: ignore[method-assign]
