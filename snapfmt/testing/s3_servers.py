@@ -5,8 +5,10 @@ in the folder that `SNAPFMT_S3_SERVERS` names.
 """
 
 import contextlib
+import functools
 import json
 import os
+import random
 import re
 import shutil
 import signal
@@ -14,7 +16,8 @@ import socket
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -24,6 +27,9 @@ SECRET_KEY: Final = "citestsecret"  # noqa: S105 - of servers that live as long 
 BUCKET: Final = "snapfmt-test"
 _READY_S: Final = 60.0
 _STOP_S: Final = 20.0
+_STARTS: Final = 3
+_PORTS: Final = range(10_240, 22_000)
+"""Below what the kernel gives to connections, also with 10000 more, which some servers take too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +57,28 @@ class S3Server:
         }
 
 
+def _again(
+    start: Callable[[], AbstractContextManager[S3Server]],
+) -> Callable[[], AbstractContextManager[S3Server]]:
+    """Starts it anew with other ports: between choice and use another process may take one."""
+
+    @contextlib.contextmanager
+    @functools.wraps(start)
+    def run() -> Iterator[S3Server]:
+        with contextlib.ExitStack() as stack:
+            for left in reversed(range(_STARTS)):
+                try:
+                    server = stack.enter_context(start())
+                    break
+                except RuntimeError:
+                    if not left:
+                        raise
+            yield server
+
+    return run
+
+
+@_again
 @contextlib.contextmanager
 def seaweedfs() -> Iterator[S3Server]:
     """A real store on disk that honours conditional writes."""
@@ -80,6 +108,7 @@ def seaweedfs() -> Iterator[S3Server]:
         Path(tempfile.gettempdir(), f"seaweedfs-s3-{port}.sock").unlink(missing_ok=True)
 
 
+@_again
 @contextlib.contextmanager
 def ministack() -> Iterator[S3Server]:
     """A light emulator in memory that honours conditional writes."""
@@ -95,6 +124,7 @@ def ministack() -> Iterator[S3Server]:
             yield _ready("ministack", process, port, folder)
 
 
+@_again
 @contextlib.contextmanager
 def rclone() -> Iterator[S3Server]:
     """A gateway that ignores conditions: it overwrites what must stay."""
@@ -129,14 +159,13 @@ def _folder() -> Iterator[Path]:
 
 
 def _free_port() -> int:
-    """A port that is free, and whose number plus 10000 is one: some servers take that as well."""
+    """A port that is free, and whose number plus 10000 is one."""
     for _ in range(200):
-        with socket.socket() as first, socket.socket() as second:
-            first.bind(("127.0.0.1", 0))
-            port: int = first.getsockname()[1]
-            with contextlib.suppress(OSError, OverflowError):
-                second.bind(("127.0.0.1", port + 10000))
-                return port
+        port = random.SystemRandom().choice(_PORTS)
+        with socket.socket() as first, socket.socket() as second, contextlib.suppress(OSError):
+            first.bind(("127.0.0.1", port))
+            second.bind(("127.0.0.1", port + 10000))
+            return port
     raise RuntimeError("no free port on the loopback")
 
 
