@@ -1,5 +1,6 @@
 """Every storage backend passes the one suite, and so do the wrappers that tests use."""
 
+import gc
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -53,6 +54,8 @@ class TestLocalStore(StoreSuite):
         assert (tmp_path / "precious").read_text() == "keep"
 
     def test_descriptors_are_given_back(self, store: LocalStore, tmp_path: Path) -> None:
+        # What earlier tests left is closed whenever its garbage is collected.
+        gc.collect()
         before = len(os.listdir("/proc/self/fd"))
         for number in range(20):
             key = self.put(store, b"%d" % number)
@@ -64,7 +67,7 @@ class TestLocalStore(StoreSuite):
                     store.get(bad, limit=1)
             sink = store.sink(WORKSPACE, "dropped")
             sink.discard()
-        assert len(os.listdir("/proc/self/fd")) == before
+        assert len(os.listdir("/proc/self/fd")) <= before
 
     def test_only_finished_files_have_final_names(self, store: LocalStore, tmp_path: Path) -> None:
         self.put(store, b"data")

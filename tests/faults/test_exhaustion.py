@@ -321,14 +321,16 @@ def test_signals_that_interrupt_system_calls(repository: Repository) -> None:
     before = signal.signal(signal.SIGALRM, note)
     signal.setitimer(signal.ITIMER_REAL, 0.0005, 0.0005)
     try:
-        for value in range(3):
-            save(repository, value=value)
+        saved = 0
+        # On a machine that stands still, many signals come as one.
+        while saved < 3 or hits[0] <= 10:
+            save(repository, value=saved)
+            saved += 1
         assert repository.verify().findings == []
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
-    assert hits[0] > 10
-    assert len(repository.numbers()) == 3
+    assert len(repository.numbers()) == saved
 
 
 def save_within(repository: Repository, seconds: float) -> None:

@@ -270,7 +270,12 @@ def test_processes_that_save_and_keep_the_newest_are_killed(fast_path: Path, spa
     for who in range(3, 3 + kills):
         victim = children.pop(0)
         assert victim.stdout.readline().strip() == "begun", victim.communicate()
-        time.sleep(0.3 + 0.05 * who)
+        # However slow the machine is, something is published between two kills.
+        seen, until = repository.numbers()[-1], time.monotonic() + 60
+        while repository.numbers()[-1] < seen + 2:
+            assert time.monotonic() < until, victim.communicate()
+            time.sleep(0.01)
+        time.sleep(0.05 * who)
         assert victim.poll() is None, victim.communicate()
         victim.send_signal(signal.SIGKILL)
         victim.communicate()

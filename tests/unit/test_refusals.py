@@ -71,19 +71,19 @@ def test_an_interrupt_leaves_a_part_that_cannot_be_sealed(repository, monkeypatc
         part.stage("third", bytes(QUEUE_BYTES))
     with pytest.raises(AttemptClosed):
         part.seal()
-    assert time.monotonic() - started < 5
+    assert time.monotonic() - started < 60, "it hung"
     attempt.abandon()
     assert repository.numbers() == []
 
 
 def test_a_repeated_key_among_many_is_found_at_once(repository):
     table = repository.begin().part("p").table("t")
-    keys = [f"k{row}" for row in range(50_000)]
+    keys = [f"k{row}" for row in range(200_000)]
     keys[-1] = keys[0]
     started = time.monotonic()
     with pytest.raises(InputError, match="k0"):
-        table.append(keys, {"x": np.arange(50_000)})
-    assert time.monotonic() - started < 3
+        table.append(keys, {"x": np.arange(200_000)})
+    assert time.monotonic() - started < 60, "comparing each with each takes minutes"
 
 
 @pytest.mark.parametrize(
