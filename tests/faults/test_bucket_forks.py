@@ -19,7 +19,7 @@ from snapfmt.errors import SnapfmtError
 from snapfmt.testing.bucket_world import found, rows, save, whole, write
 from snapfmt.testing.s3_servers import S3Server
 
-WAIT_S = 20.0
+WAIT_S = 60.0
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork here")
 
 

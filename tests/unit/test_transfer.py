@@ -700,14 +700,14 @@ def test_two_copiers_at_once(repository: Repository, place: Store) -> None:
     line = threading.Barrier(2)
 
     def run() -> None:
-        target = Repository.open(Meddling(place, "publish", lambda: line.wait(20)))
+        target = Repository.open(Meddling(place, "publish", lambda: line.wait(120)))
         reports.append(copy_snapshot(repository, target, 1))
 
     threads = [threading.Thread(target=run) for _ in range(2)]
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(60)
+        thread.join(240)
     assert len(reports) == 2
     assert sorted(report.published for report in reports) == [False, True]
     assert total <= sum(report.objects_sent for report in reports) <= 2 * total

@@ -7,6 +7,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -49,11 +50,11 @@ class Gate(WrappedStore):
         self.open = threading.Event()
         self.waiting = threading.Event()
         self.error: Exception | None = None
-        self.tries = 0
+        self.tried_at: list[float] = []
         self.published: list[str] = []
 
     def sink(self, workspace: str, name: str) -> Sink:
-        self.tries += 1
+        self.tried_at.append(time.monotonic())
         if self.error is not None:
             raise self.error
         self.waiting.set()
@@ -73,7 +74,7 @@ def gate(place: Store) -> Iterator[Gate]:
     found.open.set()
 
 
-def until(check: Callable[[], bool], within: float = 15.0) -> None:
+def until(check: Callable[[], bool], within: float = 60.0) -> None:
     """Waits until it is so."""
     deadline = time.monotonic() + within
     while not check():
@@ -160,12 +161,10 @@ def test_pauses_grow(repository: Repository, gate: Gate) -> None:
     target = open_target(gate, repository)
     gate.error = StorageUnavailable("gone")
     save(repository)
-    with BackgroundPush(
-        repository, target, poll_s=0.001, first_pause_s=0.05, workers=1, drain_s=0
-    ) as push:
-        time.sleep(0.6)
-        # 0.05, 0.1, 0.2, 0.4: with even pauses there would be a dozen.
-        assert 2 <= push.state().failures <= 5
+    with BackgroundPush(repository, target, poll_s=0.001, first_pause_s=0.05, workers=1, drain_s=0):
+        until(lambda: len(gate.tried_at) >= 4)
+    pauses = [later - earlier for earlier, later in pairwise(gate.tried_at)]
+    assert all(pause >= least for pause, least in zip(pauses, (0.05, 0.1, 0.2), strict=False))
 
 
 def test_a_target_that_cannot_be_opened_yet(repository: Repository, target: Repository) -> None:

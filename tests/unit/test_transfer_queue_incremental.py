@@ -493,7 +493,7 @@ def test_a_changed_row_under_the_hold_is_marked_for_the_next_save(queue: Queue) 
     import threading
 
     gate = unit._gate(queue.unit)
-    gate.hold("x", lease_s=5.0, timeout_s=5.0)
+    gate.hold("x", lease_s=60.0, timeout_s=5.0)
     waiting = threading.Thread(target=put_again, args=(queue,))
     waiting.start()
     memory = remember.tracker_of(queue.unit.storage_data).begin()
