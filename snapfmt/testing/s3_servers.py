@@ -25,7 +25,7 @@ from typing import Any, Final
 ACCESS_KEY: Final = "citest"
 SECRET_KEY: Final = "citestsecret"  # noqa: S105 - of servers that live as long as a test
 BUCKET: Final = "snapfmt-test"
-_READY_S: Final = 60.0
+_READY_S: Final = 180.0
 _STOP_S: Final = 20.0
 _STARTS: Final = 3
 _PORTS: Final = range(10_240, 22_000)

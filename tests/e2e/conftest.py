@@ -198,7 +198,7 @@ def pid() -> Any:
     return lambda _actor: os.getpid()
 
 
-def eventually(check: Any, *, within: float = 10.0) -> None:
+def eventually(check: Any, *, within: float = 60.0) -> None:
     """Waits until `check()` is true."""
     deadline = time.monotonic() + within
     while not check():

@@ -585,7 +585,7 @@ def test_a_server_ends_when_told_to_and_with_its_parent(
         [sys.executable, "-c", code, str(tmp_path)], capture_output=True, check=True, text=True
     )
     pid = int(done.stdout)
-    eventually(lambda: _is_over(pid), within=60.0)
+    eventually(lambda: _is_over(pid))
 
 
 def _is_over(pid: int) -> bool:

@@ -39,8 +39,8 @@ def torn(row: dict[str, Any]) -> bool:
     )
 
 
-def start_writer(seconds: float, number: int) -> Any:
-    """A process that puts, overwrites and clears rows of its own."""
+def start_writer(stop: Path, number: int) -> Any:
+    """A process that puts, overwrites and clears rows of its own until there is such a file."""
     import ray
 
     fields = code_fields
@@ -53,8 +53,8 @@ def start_writer(seconds: float, number: int) -> Any:
 
         tq.init()
         rng = random.Random(number)
-        ends, code = time.monotonic() + seconds, number * 1_000_000
-        while time.monotonic() < ends:
+        code = number * 1_000_000
+        while not stop.exists():
             rows = rng.sample(range(60), 12)
             codes = [code + i for i in range(12)]
             code += 12
@@ -95,18 +95,21 @@ def test_a_cut_is_consistent_while_other_processes_write(
     ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])
     lab.start(2)
     lab.put("shared", ["seed"], code_fields([1]), tags=[{}])
-    writers = [start_writer(6.0, number) for number in (1, 2)]
+    writers = [start_writer(tmp_path / "stop", number) for number in (1, 2)]
     before = lab.census()["state"]["counter"]
     while lab.census()["state"]["counter"] < before + 40:
         time.sleep(0.05)
     reports = []
-    while ray.wait(writers, num_returns=2, timeout=0)[1]:
-        reports.append(save(tmp_path / "run"))
-        # Without the hold, rows would be cleared between the two halves of the cut.
-        slow(0.15 if len(reports) % 2 else 0.0)
+    try:
+        while len(reports) < 8:
+            reports.append(save(tmp_path / "run"))
+            # Without the hold, rows would be cleared between the two halves of the cut.
+            slow(0.15 if len(reports) % 2 else 0.0)
+            time.sleep(0.1)
+    finally:
+        (tmp_path / "stop").touch()
     ray.get(writers)
     assert max(report.longest_wait_s for report in reports) > 0.1, "writers met the hold"
-    assert len(reports) >= 5
     seen = set()
     for report in reports:
         snapshot = report.snapshot

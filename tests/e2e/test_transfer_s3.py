@@ -157,7 +157,7 @@ def test_a_killed_push_goes_on(
     source, total = wide
     url = bucket_url()
     with start(s3_server, source, url, 7, 1) as process:
-        process.communicate(timeout=60)
+        process.communicate(timeout=300)
     assert process.returncode == -signal.SIGKILL
     target = Repository.open(url, storage_options=s3_server.options)
     there = {key for key, _ in target.store.walk("objects")}
@@ -254,7 +254,7 @@ def test_a_second_tier_that_nobody_answers(source: Repository, tmp_path: Path) -
             tried.set()
 
     with BackgroundPush(source, open_it, first_pause_s=0.05, drain_s=0.5) as push:
-        assert tried.wait(30)
+        assert tried.wait(120)
         assert not push.wait(0.3)
         state = push.state()
         assert (state.running, state.behind) == (True, (2, 1))

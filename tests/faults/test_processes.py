@@ -36,7 +36,7 @@ def test_another_process_writes_a_part_from_its_ticket_alone(
     children = [spawn(WRITE_A_PART) for _ in range(3)]
     receipts = []
     for number, child in enumerate(children):
-        out, err = child.communicate(attempt.ticket(f"part{number}").model_dump_json(), timeout=60)
+        out, err = child.communicate(attempt.ticket(f"part{number}").model_dump_json(), timeout=300)
         assert child.returncode == 0, err
         receipts.append(Receipt.model_validate_json(out))
     attempt.publish(receipts)
@@ -104,7 +104,7 @@ def test_a_process_that_sleeps_past_its_lease_publishes_nothing(
     save(repository, value=7)
     before = everything(repository)
     child.send_signal(signal.SIGCONT)
-    out, err = child.communicate("go\n", timeout=60)
+    out, err = child.communicate("go\n", timeout=300)
     assert child.returncode == 0, err
     assert out.splitlines() == ["seal LeaseExpired", "publish LeaseExpired"]
     assert everything(repository) == before
@@ -121,7 +121,7 @@ def test_a_living_process_keeps_its_attempt(repository: Repository, spawn: Spawn
         save(repository, value=value)
     assert len(repository.leases()) == 1
     child.send_signal(signal.SIGCONT)
-    out, err = child.communicate("go\n", timeout=60)
+    out, err = child.communicate("go\n", timeout=300)
     assert child.returncode == 0, err
     assert out.splitlines() == ["seal done", "publish CommitConflict"]
     assert repository.numbers() == [1, 2, 3]

@@ -113,14 +113,14 @@ def test_leases_are_read_before_pins(repository: Repository) -> None:
     class Slow(WrappedStore):
         def open_workspace(self, key: str, *, publishes: str) -> None:
             announcing.set()
-            assert looked.wait(20)
+            assert looked.wait(120)
             self.inner.open_workspace(key, publishes=publishes)
             began.set()
 
         def names(self, prefix: str) -> list[str]:
             if began.is_set() and prefix == layout.ATTEMPTS and not looking.is_set():
                 looking.set()
-                assert done.wait(20)
+                assert done.wait(120)
             return self.inner.names(prefix)
 
     def retire() -> None:
@@ -132,11 +132,11 @@ def test_leases_are_read_before_pins(repository: Repository) -> None:
 
     def make() -> None:
         looked.set()
-        assert looking.wait(20)
+        assert looking.wait(120)
 
     thread = threading.Thread(target=retire)
     thread.start()
-    assert announcing.wait(20)
+    assert announcing.wait(120)
     watching(repository, "create", "pins/x.json", make).pin("x", 1)
     done.set()
     thread.join()

@@ -58,7 +58,7 @@ class Gate(WrappedStore):
         if self.error is not None:
             raise self.error
         self.waiting.set()
-        assert self.open.wait(30)
+        assert self.open.wait(120)
         return self.inner.sink(workspace, name)
 
     def publish(self, workspace: str, folder: str, name: str, data: Buffer) -> None:
@@ -92,11 +92,11 @@ def fast(source: Repository, target: Repository | Callable[[], Repository]) -> B
 def test_what_is_published_is_pushed(repository: Repository, target: Repository) -> None:
     save(repository, value=1)
     with fast(repository, target) as push:
-        assert push.wait(20)
+        assert push.wait(120)
         assert target.numbers() == [1]
         save_on(repository, 1, value=2)
         push.notify(2)
-        assert push.wait(20)
+        assert push.wait(120)
         state = push.state()
         assert (state.running, state.pushed, state.behind) == (True, (1, 2), ())
         assert (state.failures, state.last_error, state.lag_seconds) == (0, "", 0.0)
@@ -115,7 +115,7 @@ def test_it_looks_by_itself(repository: Repository, target: Repository) -> None:
 
 def test_a_notice_is_enough(repository: Repository, target: Repository) -> None:
     with fast(repository, target) as push:
-        assert push.wait(20)
+        assert push.wait(120)
         save(repository)
         time.sleep(0.1)
         assert target.numbers() == []
@@ -128,7 +128,7 @@ def test_the_newest_goes_first(repository: Repository, gate: Gate) -> None:
     for value in range(3):
         save(repository, value=value)
     with fast(repository, target) as push:
-        assert gate.waiting.wait(20)
+        assert gate.waiting.wait(120)
         # It is at number 3; what comes now is newer than the two that wait.
         save(repository, value=3)
         push.notify(4)
@@ -136,7 +136,7 @@ def test_the_newest_goes_first(repository: Repository, gate: Gate) -> None:
         assert (state.copying, state.behind) == (3, (4, 3, 2, 1))
         assert state.lag_seconds > 0
         gate.open.set()
-        assert push.wait(20)
+        assert push.wait(120)
     assert order[:2] == ["snapshots/snapshot_000003", "snapshots/snapshot_000004"]
     assert target.numbers() == [1, 2, 3, 4]
 
@@ -152,7 +152,7 @@ def test_a_target_that_is_down_is_tried_again(repository: Repository, gate: Gate
         assert state.last_error.startswith("StorageUnavailable: the network is gone")
         gate.error = None
         gate.open.set()
-        assert push.wait(20)
+        assert push.wait(120)
         assert (push.state().failures, push.state().last_error) == (0, "")
     assert target.numbers() == [1]
 
@@ -177,7 +177,7 @@ def test_a_target_that_cannot_be_opened_yet(repository: Repository, target: Repo
 
     save(repository)
     with fast(repository, open_it) as push:
-        assert push.wait(20)
+        assert push.wait(120)
     assert target.numbers() == [1]
     assert answers == []
 
@@ -191,7 +191,7 @@ def test_what_is_hopeless_is_given_up_and_the_rest_goes_on(
     index = repository.snapshot(3).manifest.parts[0].index_digest
     Path(repository.location, layout.object_key(index)).unlink()
     with fast(repository, target) as push:
-        assert push.wait(20)
+        assert push.wait(120)
         state = push.state()
     assert state.pushed == (2,)
     assert dict(state.skipped).keys() == {1, 3}
@@ -214,7 +214,7 @@ def test_one_that_is_refused_does_not_hold_up_the_others(
         assert state.behind == (3,)
         assert dict(state.skipped)[1].startswith("SnapshotExists: ")
         target.keep_latest(2)
-        assert push.wait(20)
+        assert push.wait(120)
     assert target.numbers() == [2, 3]
     assert target.verify().findings == []
 
@@ -223,12 +223,12 @@ def test_retention_at_the_source_wins(repository: Repository, gate: Gate) -> Non
     target = open_target(gate, repository)
     save(repository, value=1)
     with fast(repository, target) as push:
-        assert gate.waiting.wait(20)
+        assert gate.waiting.wait(120)
         save(repository, value=2)
         repository.keep_latest(1)
         gate.open.set()
         push.notify(2)
-        assert push.wait(20)
+        assert push.wait(120)
         assert target.numbers()[-1] == 2
         assert 1 in push.state().pushed or dict(push.state().skipped)[1].startswith("NotPublished")
     assert target.verify().findings == []
@@ -237,7 +237,7 @@ def test_retention_at_the_source_wins(repository: Repository, gate: Gate) -> Non
 def test_a_source_that_vanishes_harms_nobody(repository: Repository, target: Repository) -> None:
     save(repository)
     with fast(repository, target) as push:
-        assert push.wait(20)
+        assert push.wait(120)
         shutil.rmtree(repository.location)
         push.notify(2)
         until(lambda: bool(push.state().skipped or push.state().failures))
@@ -250,7 +250,7 @@ def test_closing_ends_a_copy_in_the_middle(repository: Repository, gate: Gate) -
     push = fast(repository, target)
     push.start()
     push.start()
-    assert gate.waiting.wait(20)
+    assert gate.waiting.wait(120)
     end = push._end
 
     def ended() -> None:
@@ -265,7 +265,7 @@ def test_closing_ends_a_copy_in_the_middle(repository: Repository, gate: Gate) -
     push.start()
     assert not push.state().running
     with fast(repository, target) as again:
-        assert again.wait(20)
+        assert again.wait(120)
     assert target.numbers() == [1]
 
 
@@ -293,7 +293,7 @@ def test_a_clean_end_waits_only_so_long(repository: Repository, gate: Gate) -> N
     with push:
         save(repository)
         began = time.monotonic()
-    assert 0.3 <= time.monotonic() - began < 5
+    assert 0.3 <= time.monotonic() - began < 60
     assert (push.state().behind, push.state().running) == ((1,), False)
 
 
@@ -315,13 +315,14 @@ def test_an_end_by_an_error_does_not_wait(
     repository: Repository, gate: Gate, kind: type[BaseException]
 ) -> None:
     target = open_target(gate, repository)
-    push = fast(repository, target)
+    # As long as a clean end would wait.
+    push = BackgroundPush(repository, target, poll_s=60, drain_s=3600)
 
     def run() -> None:
         with push:
             save(repository)
             push.notify()
-            assert gate.waiting.wait(20)
+            assert gate.waiting.wait(120)
             save(repository, value=2)
             ended.append(time.monotonic())
             raise kind
@@ -330,7 +331,7 @@ def test_an_end_by_an_error_does_not_wait(
     with pytest.raises(kind):
         run()
     (began,) = ended
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < 60
     # Also the one that it had not seen yet.
     assert push.state().behind == (2, 1)
 
@@ -345,7 +346,7 @@ def test_an_interrupt_of_the_wait_ends_it(
     push = fast(repository, open_target(gate, repository))
     save(repository)
     with pytest.raises(KeyboardInterrupt), push:
-        assert gate.waiting.wait(20)
+        assert gate.waiting.wait(120)
     assert (push.state().running, push.state().behind) == (False, (1,))
 
 
@@ -373,14 +374,14 @@ save(source)
 push = BackgroundPush(source, open_target(Stuck(ObjectStore(MemoryClient())), source), drain_s=0.2)
 if sys.argv[2] == "with":
     with push:
-        assert entered.wait(30)
+        assert entered.wait(120)
 else:
     push.start()
-    assert entered.wait(30)
+    assert entered.wait(120)
     if sys.argv[2] == "close":
         began = time.monotonic()
         push.close(0.1)
-        assert time.monotonic() - began < 2
+        assert time.monotonic() - began < 60
 print(push.state().behind, flush=True)
 """
 
@@ -394,7 +395,7 @@ def test_a_stuck_push_keeps_no_process(tmp_path: Path, how: str) -> None:
         assert process.stdout is not None
         assert process.stdout.readline() == b"(1,)\n"
         # From here on, nothing is left but the end of the interpreter.
-        assert process.wait(5) == 0
+        assert process.wait(120) == 0
     finally:
         process.kill()
         process.communicate()
@@ -457,7 +458,7 @@ def test_an_input_error_of_one_copy_is_not_tried_again(repository: Repository, g
     gate.error = InputError("odd")
     save(repository)
     with fast(repository, target) as push:
-        assert push.wait(20)
+        assert push.wait(120)
         assert push.state().skipped[0][1].startswith("Input: odd")
         assert push.state().given_up == ""
 

@@ -17,7 +17,7 @@ from snapfmt import Repository
 
 Spawn = Callable[..., "subprocess.Popen[bytes]"]
 PIPE = subprocess.PIPE
-TIMEOUT = 60
+TIMEOUT = 300
 
 
 def finish(process: "subprocess.Popen[bytes]") -> tuple[int, str, str]:

@@ -398,7 +398,7 @@ def test_a_handler_that_is_cancelled_while_parked_is_forgotten(
 
         async def handler() -> None:
             async with await participant.begin("r", 0) as execution:
-                await participant.fence.changed.wait_for(lambda: execution.parking, 5)
+                await participant.fence.changed.wait_for(lambda: execution.parking, 60)
                 await execution.boundary(boundary("r"))
 
         task = asyncio.create_task(handler())
@@ -924,7 +924,7 @@ def test_a_resume_during_a_restore_installs_nothing(
         participant = agent()
         request = control(Restore, "r1", source_checkpoint_id="c1", snapshot=place)
         restoring = asyncio.create_task(participant.restore(request))
-        await participant.fence.changed.wait_for(lambda: participant.fence.closed, 5)
+        await participant.fence.changed.wait_for(lambda: participant.fence.closed, 60)
         await participant.resume(control(Resume, "r1"))
         assert await refusal(restoring) == "stale_checkpoint"  # type: ignore[arg-type]
         assert (await participant.begin("a", 1)).restored is None

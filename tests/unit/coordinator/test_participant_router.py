@@ -398,7 +398,7 @@ def test_a_save_and_a_restore_over_http(
         ):
             status, answer = await client.post(path, control(Resume))
             assert status == 200
-        await asyncio.wait_for(parked, 5)
+        await asyncio.wait_for(parked, 60)
 
         receipts = []
         for client, path, kind, part in commits:

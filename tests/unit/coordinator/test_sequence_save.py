@@ -948,7 +948,7 @@ def test_rollouts_run_while_parts_are_written(run: Any) -> None:
 
         def slow() -> None:
             started.set()
-            assert go_on.wait(10)
+            assert go_on.wait(60)
 
         world.faults["controller.write"] = slow
         task = asyncio.create_task(world.sequence.save())
