@@ -91,10 +91,10 @@ def test_depth_is_counted_outside_of_strings_and_before_parsing() -> None:
         parse(b'{"a":' * 65 + b"1" + b"}" * 65)
     assert parse(json.dumps({"x": "[" * 1000 + '"\\{' * 1000}).encode())
     assert parse(b"[" + b",".join([b"[]"] * 1000) + b"]")
-    started = time.monotonic()
+    started = time.thread_time()
     with pytest.raises(LimitExceeded):
         parse(b"[" * 10_000_000)
-    assert time.monotonic() - started < 20
+    assert time.thread_time() - started < 20
 
 
 @pytest.mark.parametrize(
@@ -110,10 +110,10 @@ def test_depth_is_counted_outside_of_strings_and_before_parsing() -> None:
     ids=["escaped quotes", "backslashes", "open", "quotes", "short strings", "stray"],
 )
 def test_hostile_strings_take_linear_time(data: bytes) -> None:
-    started = time.monotonic()
+    started = time.thread_time()
     with pytest.raises(CorruptError):
         parse(data)
-    assert time.monotonic() - started < 20, "quadratic time would be hours"
+    assert time.thread_time() - started < 20, "quadratic time would be hours"
 
 
 def test_integers_are_bounded_by_their_digits() -> None:
