@@ -111,7 +111,7 @@ class Checkpoint:
 
     def __init__(self, gym: Gym, name: str) -> None:
         self._gym = gym
-        self.identity = {"checkpoint_id": name, "deadline_ts": time.time() + 60}
+        self.identity = {"checkpoint_id": name, "deadline_ts": time.time() + 600}
 
     async def ask(
         self, server: ServerProcess, path: str, method: str = "POST", **body: Any
@@ -185,7 +185,7 @@ class Checkpoint:
 @asynccontextmanager
 async def connected(servers: Sequence[ServerProcess]) -> Any:
     connector = aiohttp.TCPConnector(limit=0)
-    timeout = aiohttp.ClientTimeout(total=60)
+    timeout = aiohttp.ClientTimeout(total=600)
     async with aiohttp.ClientSession(connector=connector, timeout=timeout) as session:
         yield Gym(servers, session)
 
@@ -568,7 +568,7 @@ def test_a_server_ends_when_told_to_and_with_its_parent(
 ) -> None:
     spec = ServerSpec(name="brief", kind="dice")
     (brief,) = start_servers(tmp_path, [spec], TOKEN)
-    assert brief.stop() == 0
+    assert brief.stop(120.0) == 0
     assert not brief.running
     code = (
         "import os, pathlib, sys\n"
