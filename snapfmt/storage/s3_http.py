@@ -1,13 +1,16 @@
 """Below s3fs: its session, no redirects, bodies in pieces. Imported when a bucket is opened."""
 
+import functools
 import inspect
 from collections.abc import Iterable, Iterator, Mapping
+from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
 from typing import Any, Final
 
 from aiobotocore.httpsession import AIOHTTPSession
 from aiobotocore.session import AioSession
 from aiohttp.payload import Payload
-from botocore.loaders import Loader
+from botocore.loaders import create_loader
 
 from snapfmt.storage.base import Buffer
 from snapfmt.storage.pieces import Pieces
@@ -16,7 +19,7 @@ _REGION: Final = "x-amz-bucket-region"
 """With it AWS says in which region to ask again, and botocore does, at AWS."""
 
 
-_loaders: dict[str, Loader] = {}
+_loader = functools.cache(create_loader)
 
 
 def new_session(options: Mapping[str, Any]) -> AioSession:
@@ -25,10 +28,34 @@ def new_session(options: Mapping[str, Any]) -> AioSession:
     That data takes most of the time in which a bucket is opened.
     """
     session = AioSession(**options)
-    path = session.get_config_variable("data_path") or ""
-    loader = _loaders.setdefault(path, session.get_component("data_loader"))
+    loader = _loader(session.get_config_variable("data_path"))
     session.register_component("data_loader", loader)
+    parsers = session.get_component("response_parser_factory")
+    parsers.set_parser_defaults(timestamp_parser=instant)
     return session
+
+
+def instant(text: Any) -> datetime:
+    """When something was, as a server says it: an HTTP date, ISO 8601, or seconds since 1970.
+
+    botocore's own parser takes a time of no zone, or of one that it does not know, for one of
+    this machine's.
+
+    Raises:
+        ValueError: If it is none of these, or has no zone.
+    """
+    try:
+        return datetime.fromtimestamp(float(text), UTC)
+    except (OverflowError, OSError) as error:
+        raise ValueError("a time out of range") from error
+    except ValueError:
+        try:
+            found = datetime.fromisoformat(text)
+        except ValueError:
+            found = parsedate_to_datetime(text)
+    if found.tzinfo is None:
+        raise ValueError("a time without a zone")
+    return found
 
 
 def unknown_options(names: Iterable[str]) -> list[str]:

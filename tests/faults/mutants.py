@@ -306,6 +306,11 @@ STORAGE = (
         ("tests/faults/test_bucket_options.py", "-k", "names_later"),
     ),
     Mutant(
+        "s3-time-zone", "storage/s3_http.py",
+        "parsers.set_parser_defaults(timestamp_parser=instant)", "pass",
+        ("tests/unit/test_s3_times.py",),
+    ),
+    Mutant(
         "s3-perhaps-sent", "storage/s3_errors.py", "sent=not refused", "sent=False",
         ("tests/faults/test_bucket_proxy.py",),
     ),
