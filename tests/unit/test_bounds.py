@@ -400,7 +400,7 @@ def test_types_that_the_format_lacks_are_refused(dtype: str, physical: str) -> N
 
 
 def test_axes_are_bounded() -> None:
-    for ndim in (65, 2**31, 2**70):
+    for ndim in (65, 2**31, 2**63 - 1):
         spec = ColumnSpec(name="x", kind="tensor", dtype="int64", ndim=ndim, physical="int64")
         with pytest.raises(FormatError, match="axes"):
             chunks.signature_from(spec)
