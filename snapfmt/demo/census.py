@@ -43,7 +43,7 @@ def unit_census(unit: Any) -> dict[str, dict[str, str]]:
 
 def controller_census(controller: Any) -> dict[str, Any]:
     """Runs in the controller: its whole state as plain text and numbers."""
-    cut = copy_controller(controller, None)
+    cut = copy_controller(controller, None)()
     return {
         "partitions": {part.partition_id: _partition(part) for part in cut.partitions},
         "counter": cut.counter,

@@ -214,4 +214,4 @@ def eventually_fixture() -> Any:
 @pytest.fixture
 def controller_state() -> Any:
     """Runs in the controller: its state, as the adapter copies it."""
-    return lambda controller: copy_controller(controller, None)
+    return lambda controller: copy_controller(controller, None)()

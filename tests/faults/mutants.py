@@ -1360,11 +1360,16 @@ CUTTING = (
     ),
     Mutant(
         "cut-own-indexes", "adapters/transfer_queue/state.py",
-        "active=list(status.global_indexes)", "active=status.global_indexes", TAKE_CUT,
+        "active = list(status.global_indexes)", "active = status.global_indexes", TAKE_CUT,
+    ),
+    Mutant(
+        "cut-own-pairs", "adapters/transfer_queue/state.py",
+        "return list(items), list(items.values())", "return items, items.values()",
+        ("tests/unit/test_transfer_queue_take_cut.py",),
     ),
     Mutant(
         "cut-own-allocated", "adapters/transfer_queue/state.py",
-        "allocated=list(manager.allocated_indexes)", "allocated=manager.allocated_indexes",
+        "allocated = list(manager.allocated_indexes)", "allocated = manager.allocated_indexes",
         TAKE_CUT,
     ),
     Mutant(

@@ -309,12 +309,12 @@ def test_rows_of_a_fields_metadata_are_known_from_what_is_produced() -> None:
     schema = {"ids": {"dtype": torch.int64, "shape": (3,)}}
     status = DataPartitionStatus("train")
     status.update_production_status([4, 1, 7], ["ids"], schema)
-    cut = state._copy_partition(status, [1, 4, 7])
+    cut = state._copy_partition(status, [1, 4, 7])()
     assert cut.metas["ids"].global_indexes is None
     # What it refuses is marked as produced and is not in the metadata.
     refused = {"ids": {"dtype": torch.int32, "shape": (3,)}}
     assert not status.update_production_status([9], ["ids"], refused)
-    other = state._copy_partition(status, [1, 4, 7, 9])
+    other = state._copy_partition(status, [1, 4, 7, 9])()
     assert sorted(other.metas["ids"].global_indexes or ()) == [1, 4, 7]
     for item in (cut, other):
         assert item.indexes_of("ids").tolist() == [1, 4, 7]

@@ -191,7 +191,7 @@ def test_no_garbage_is_collected_under_the_hold(
     assert seen == [False]
 
 
-def test_a_copy_has_the_sets_as_they_are_also_where_they_disagree() -> None:
+def test_a_copy_has_what_was_there_also_where_sets_disagree() -> None:
     """Such as after a put whose row was cleared meanwhile, or with indexes given out again."""
     source: Any = Controller()
     source.allocate("train", 8)
@@ -202,14 +202,20 @@ def test_a_copy_has_the_sets_as_they_are_also_where_they_disagree() -> None:
     status.pre_allocated_global_indexes.update([3, 50])
     manager.allocated_indexes.discard(4)
     manager.partition_to_indexes["left"].update([70, 71])
+    status.custom_meta[2] = {"weight_version": 1}
+    status.keys_mapping["row"] = 2
     expected = sets_of(source)
-    cut = copy_controller(source, None)
+    copied = copy_controller(source, None)
+    status.custom_meta.clear()
+    status.keys_mapping["later"] = 40
     status.global_indexes.clear()
     status.pre_allocated_global_indexes.add(99)
     manager.allocated_indexes.clear()
     manager.partition_to_indexes["train"].add(99)
     manager.partition_to_indexes["left"].clear()
+    cut = copied()
     part = cut.partitions[0]
+    assert (part.tags, part.keys) == ({2: {"weight_version": 1}}, {"row": 2})
     assert [set(group) for group in (part.active, part.pre_allocated, part.indexed)] == expected[0]
     assert (set(cut.allocated), set(cut.other_indexes["left"])) == (expected[1], {70, 71})
     target: Any = Controller()

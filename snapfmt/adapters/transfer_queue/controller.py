@@ -1,7 +1,7 @@
 """What runs inside the queue's controller: the cut, the plan, the writer; and the restore."""
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from typing import Any
@@ -91,7 +91,7 @@ def take_cut(
     with without_collections():
         waited = gate.hold(cut_id, lease_s=hold_lease_s, timeout_s=timeout_s)
         try:
-            cut, reports = _cut_under_hold(controller, partitions, units, hold_lease_s)
+            copied, reports = _cut_under_hold(controller, partitions, units, hold_lease_s)
         finally:
             # Whatever happened: the queue goes on now, not when the lease ends.
             held = gate.release(cut_id)
@@ -100,24 +100,24 @@ def take_cut(
             "the controller's hold ended before all cuts were taken",
             hint="save again, or allow a longer hold",
         )
-    keep(controller, cut_id, Holding(cut, lease_s=lease_s, release=lambda _: None))
+    keep(controller, cut_id, Holding(copied(), lease_s=lease_s, release=lambda _: None))
     return Taken(held, waited, gate.longest_wait, tuple(reports))
 
 
 def _cut_under_hold(
     controller: Any, partitions: Sequence[str] | None, units: Sequence[Call], timeout_s: float
-) -> tuple[ControllerCut, list[CutReport]]:
+) -> tuple[Callable[[], ControllerCut], list[CutReport]]:
     for partition in partitions or ():
         if partition not in controller.partitions:
             hint = ", ".join(sorted(controller.partitions))
             raise NoMatch("the queue has no such partition", what=partition, hint=hint)
     asked = ask(units)
     try:
-        cut = copy_controller(controller, partitions)
+        copied = copy_controller(controller, partitions)
     finally:
         # Also after an error, so that no unit takes its cut when the driver has let go of it.
         reports = answers(asked, timeout_s=timeout_s)
-    return cut, reports
+    return copied, reports
 
 
 def plan(controller: Any, cut_id: str, units: int, schemas: dict[str, str]) -> Plan:
@@ -275,7 +275,7 @@ def install(controller: Any, load_id: str, lease_s: float) -> None:
     load: _Load = holding_of(controller, load_id).content
     if load.cut is None:
         raise RestoreRefused("the state was not read yet")
-    before = copy_controller(controller, None)
+    before = copy_controller(controller, None)()
     install_controller(controller, load.cut)
     load.before = before
 

@@ -1,7 +1,7 @@
 """The controller's state at the cut: copied in memory, and turned back into live objects."""
 
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -152,10 +152,14 @@ def ascending(indexes: Collection[int]) -> Indexes:
     return np.sort(np.fromiter(indexes, np.int64, len(indexes)))
 
 
-def copy_controller(controller: Any, partitions: Iterable[str] | None) -> ControllerCut:
+def copy_controller(
+    controller: Any, partitions: Iterable[str] | None
+) -> Callable[[], ControllerCut]:
     """Copies the state while the gate is held: containers are copied, leaves are shared.
 
-    Leaves are values that the controller replaces and never changes in place: tags, shapes.
+    Leaves are values that the controller replaces and never changes in place: tags, shapes. The
+    large containers are copied as lists; what this returns makes of them what they were, and
+    need not be called under the hold.
     """
     manager = controller.index_manager
     wanted = None if partitions is None else set(partitions)
@@ -170,12 +174,14 @@ def copy_controller(controller: Any, partitions: Iterable[str] | None) -> Contro
     for partition_id, indexes in manager.partition_to_indexes.items():
         if partition_id not in controller.partitions:
             others[partition_id] = list(indexes)
+    counter, reusable = manager.global_index_counter, list(manager.reusable_indexes)
+    allocated = list(manager.allocated_indexes)
     sampler_class, sampler_state, sampler_settings = copy_sampler(controller.sampler)
-    return ControllerCut(
-        partitions=tuple(cuts),
-        counter=manager.global_index_counter,
-        reusable=list(manager.reusable_indexes),
-        allocated=list(manager.allocated_indexes),
+    return lambda: ControllerCut(
+        partitions=tuple(cut() for cut in cuts),
+        counter=counter,
+        reusable=reusable,
+        allocated=allocated,
         other_indexes=others,
         sampler_class=sampler_class,
         sampler_state=sampler_state,
@@ -194,34 +200,46 @@ def copy_sampler(sampler: Any) -> tuple[str, Any, dict[str, Any]]:
     return f"{kind.__module__}:{kind.__qualname__}", _deep(sampler.save_checkpoint()), settings
 
 
-def _copy_partition(status: Any, indexed: list[int]) -> PartitionCut:
+def _copy_partition(status: Any, indexed: list[int]) -> Callable[[], PartitionCut]:
     production = status.production_status.clone()
     fields = dict(status.field_name_mapping)
-    return PartitionCut(
-        partition_id=status.partition_id,
-        created_at=status.created_at,
+    partition_id, created_at = status.partition_id, status.created_at
+    consumption = {task: bits.clone() for task, bits in status.consumption_status.items()}
+    active = list(status.global_indexes)
+    pre_allocated = list(status.pre_allocated_global_indexes)
+    metas = {
+        name: FieldCut(
+            meta.dtype,
+            meta.shape,
+            meta.is_nested,
+            meta.is_non_tensor,
+            _own_indexes(meta.global_indexes, production, fields.get(name)),
+            dict(meta.per_sample_shapes),
+        )
+        for name, meta in status.field_metadata.items()
+    }
+    # The one leaf that the controller updates in place.
+    backend_meta = {i: dict(meta) for i, meta in status.field_custom_backend_meta.items()}
+    tags, keys = _pairs(status.custom_meta), _pairs(status.keys_mapping)
+    return lambda: PartitionCut(
+        partition_id=partition_id,
+        created_at=created_at,
         production=production,
-        consumption={task: bits.clone() for task, bits in status.consumption_status.items()},
-        active=list(status.global_indexes),
-        pre_allocated=list(status.pre_allocated_global_indexes),
+        consumption=consumption,
+        active=active,
+        pre_allocated=pre_allocated,
         fields=fields,
-        metas={
-            name: FieldCut(
-                meta.dtype,
-                meta.shape,
-                meta.is_nested,
-                meta.is_non_tensor,
-                _own_indexes(meta.global_indexes, production, fields.get(name)),
-                dict(meta.per_sample_shapes),
-            )
-            for name, meta in status.field_metadata.items()
-        },
-        # The one leaf that the controller updates in place.
-        backend_meta={i: dict(meta) for i, meta in status.field_custom_backend_meta.items()},
-        tags=dict(status.custom_meta),
-        keys=dict(status.keys_mapping),
+        metas=metas,
+        backend_meta=backend_meta,
+        tags=dict(zip(*tags, strict=True)),
+        keys=dict(zip(*keys, strict=True)),
         indexed=indexed,
     )
+
+
+def _pairs(items: dict[Any, Any]) -> tuple[list[Any], list[Any]]:
+    """The content of a dictionary in less than half of its memory."""
+    return list(items), list(items.values())
 
 
 def _own_indexes(indexes: set[int], production: Any, column: int | None) -> list[int] | None:
