@@ -21,6 +21,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
+import numpy as np
 import pyarrow as pa
 
 from snapfmt.errors import SnapfmtError
@@ -191,7 +192,9 @@ class Judge:
         self._pool = pa.default_memory_pool()
         self._peak = _Peak()
         # What a first run imports and caches is none of the input's doing. JSON readers guess
-        # the encoding of bytes.
+        # the encoding of bytes; pyarrow looks for pandas at the first array, and the first list.
+        pa.array(np.zeros(1))
+        pa.array([0])
         for name in ("utf-16", "utf-16-le", "utf-16-be", "utf-32", "utf-32-le", "utf-32-be"):
             "".encode(name)
         for seed in prepared.seeds:
