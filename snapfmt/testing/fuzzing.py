@@ -155,6 +155,8 @@ class Watch:
     def _hook(self, event: str, arguments: tuple[Any, ...]) -> None:
         if not self.armed or event in self._HARMLESS:
             return
+        if event == "os.kill" and arguments[1] == 0:
+            return  # sends nothing: it asks whether there is such a process
         if event in self._OF_FILES and not any(map(self._outside, arguments[:2])):
             return
         self.seen.append(f"{event}{str(arguments)[:200]}")
