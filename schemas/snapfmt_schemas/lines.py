@@ -3,16 +3,15 @@
 `json.dumps` with its defaults: `", "` and `": "`, ASCII escapes, fields in declared order.
 """
 
-import contextlib
-import gc
 import json
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Final, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
 from snapfmt_schemas._base import Record
+from snapfmt_schemas.collector import without_collections
 from snapfmt_schemas.opaque import PARSED
 
 R = TypeVar("R", bound=Record)
@@ -75,24 +74,12 @@ def from_lines(model: type[R], lines: Sequence[bytes]) -> list[R] | None:
     text = b"\n".join(lines)
     escaped = b"\\u" in text
     try:
-        with _uncollected():
+        with without_collections():
             found = [read(line, context=PARSED) for line in lines]
             again = [write(record, ensure_ascii=escaped, warnings="error") for record in found]
     except (ValueError, RecursionError):
         return None
     return found if b"\n".join(again).replace(b" ", b"") == text.replace(b" ", b"") else None
-
-
-@contextlib.contextmanager
-def _uncollected() -> Iterator[None]:
-    """Many records are made, and none is garbage: looking for some takes as long as making them."""
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()
 
 
 def from_value(model: type[R], value: Any) -> R:

@@ -2,7 +2,6 @@
 
 import argparse
 import hashlib
-import json
 import os
 import statistics
 import subprocess
@@ -22,6 +21,7 @@ import psutil
 from botocore.config import Config
 
 sys.path.insert(0, str(Path(__file__).parent))
+from results import show
 from workloads import Workload
 
 from snapfmt import Repository, Snapshot
@@ -65,10 +65,7 @@ def main() -> None:
             limit_link(server, options.link_mbit)
         measure(server, batches, rounds, options.parts, result)
     result["load_after"] = os.getloadavg()[0]
-    for name, value in result["ratios"].items():
-        low, high = result["spread"][name]
-        print(f"{name:40} {value:8.3f}   ({low:.3f} to {high:.3f})")
-    print(json.dumps(result))
+    show(result)
 
 
 def own_network() -> None:

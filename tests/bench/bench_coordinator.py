@@ -2,7 +2,6 @@
 
 import argparse
 import asyncio
-import json
 import os
 import tempfile
 import time
@@ -20,6 +19,7 @@ import psutil
 from coordinator_parked import Crowd, end, save
 from coordinator_parts import note, table, times_of
 from coordinator_world import Shape, World, clear_ballast, cluster, put_ballast
+from results import show
 
 from snapfmt_coordinator.protocol.v1 import MAX_BODY
 
@@ -50,10 +50,7 @@ def main() -> None:
             {"pause": pause, "throughput": throughput, "parked": parked}[name](options, result)
             result["raw"][name]["load_after"] = os.getloadavg()[0]
     print()
-    for name, value in result["ratios"].items():
-        low, high = result["spread"][name]
-        print(f"{name:45} {value:8.3f}   ({low:.3f} to {high:.3f})")
-    print(json.dumps(result))
+    show(result)
 
 
 def pause(options: argparse.Namespace, result: dict[str, Any]) -> None:

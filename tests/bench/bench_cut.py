@@ -1,7 +1,6 @@
 """How long a save stops the writers of a live TransferQueue, and what its producers notice."""
 
 import argparse
-import json
 import os
 import statistics
 import sys
@@ -23,6 +22,7 @@ from tensordict import TensorDict
 sys.path.insert(0, str(Path(__file__).parent))
 from bench_transfer_queue import fill, native_save, restart_queue, start_queue, start_ray, timed
 from producers import ProcessProducer, percentile
+from results import show
 from workloads import Workload
 
 from snapfmt.adapters.transfer_queue import save
@@ -58,10 +58,7 @@ def main() -> None:
     finally:
         tq.close()
         ray.shutdown()
-    for name, value in result["ratios"].items():
-        low, high = result["spread"][name]
-        print(f"{name:64} {value:8.3f}   ({low:.3f} to {high:.3f})")
-    print(json.dumps(result))
+    show(result)
 
 
 def held(rows: int, width: int, rounds: int, units: int, result: dict[str, Any]) -> None:

@@ -10,7 +10,6 @@ many times as fast. Prints a table, and one JSON object as the last line.
 """
 
 import argparse
-import json
 import os
 import shutil
 import statistics
@@ -40,6 +39,7 @@ from bench_transfer_queue import (
     timed,
 )
 from producers import NoProducer, ProcessProducer, ThreadProducer, percentile
+from results import exact, show
 from workloads import LAYERS, SIDE, TOPK, Workload
 
 from snapfmt import Repository
@@ -94,10 +94,7 @@ def main() -> None:
     finally:
         tq.close()
         ray.shutdown()
-    for name, value in result["ratios"].items():
-        low, high = result["spread"][name]
-        print(f"{name:64} {value:9.3f}   ({low:.3f} to {high:.3f})")
-    print(json.dumps(result))
+    show(result)
 
 
 def workload(kind: str, tokens: int, mib: int) -> Workload:
@@ -168,12 +165,6 @@ def note_puts(found: list[float], producer: Any) -> None:
     """95 of 100 puts of the last block took less than this."""
     if producer.latencies_ms:
         found.append(percentile(producer.latencies_ms, 0.95))
-
-
-def exact(result: dict[str, Any], name: str, value: float) -> None:
-    """A figure without a spread."""
-    result["ratios"][name] = value
-    result["spread"][name] = [value, value]
 
 
 if __name__ == "__main__":

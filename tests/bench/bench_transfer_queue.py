@@ -1,7 +1,6 @@
 """Save of a live TransferQueue: snapfmt against the queue's own checkpoint, interleaved."""
 
 import argparse
-import json
 import os
 import shutil
 import statistics
@@ -24,6 +23,7 @@ import transfer_queue as tq
 from omegaconf import OmegaConf
 
 sys.path.insert(0, str(Path(__file__).parent))
+from results import exact, show
 from workloads import Workload
 
 from snapfmt import Repository
@@ -58,10 +58,7 @@ def main() -> None:
                 measure(workload, rounds, options, result)
     finally:
         ray.shutdown()
-    for name, value in result["ratios"].items():
-        low, high = result["spread"][name]
-        print(f"{name:45} {value:8.3f}   ({low:.3f} to {high:.3f})")
-    print(json.dumps(result))
+    show(result)
 
 
 def measure(
@@ -88,10 +85,8 @@ def measure(
             shutil.rmtree(kept, ignore_errors=True)
             (folder / "ours").rename(kept)
         note(result, f"save_speed_vs_native/{workload.name}", native, ours)
-        result["ratios"][f"bytes_vs_native/{workload.name}"] = our_bytes / native_bytes
-        result["spread"][f"bytes_vs_native/{workload.name}"] = [our_bytes / native_bytes] * 2
-        result["ratios"][f"bytes_vs_logical/{workload.name}"] = our_bytes / logical
-        result["spread"][f"bytes_vs_logical/{workload.name}"] = [our_bytes / logical] * 2
+        exact(result, f"bytes_vs_native/{workload.name}", our_bytes / native_bytes)
+        exact(result, f"bytes_vs_logical/{workload.name}", our_bytes / logical)
         result["raw"][workload.name] = {
             "rows": workload.rows,
             "logical_mib": logical / MIB,

@@ -67,7 +67,7 @@ class Mutant:
 
     name: str
     file: str
-    """Below `snapfmt/`."""
+    """From `snapfmt/`."""
     old: str
     new: str
     tests: tuple[str, ...]
@@ -1351,11 +1351,11 @@ CUTTING = (
         TAKE_CUT,
     ),
     Mutant(
-        "cut-collector-off", "adapters/transfer_queue/hold.py",
+        "cut-collector-off", "../schemas/snapfmt_schemas/collector.py",
         "    gc.disable()\n", "", TAKE_CUT,
     ),
     Mutant(
-        "cut-collector-on-again", "adapters/transfer_queue/hold.py",
+        "cut-collector-on-again", "../schemas/snapfmt_schemas/collector.py",
         "        if collecting:\n", "        if False:\n", TAKE_CUT,
     ),
     Mutant(

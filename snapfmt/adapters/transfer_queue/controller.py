@@ -8,7 +8,7 @@ from typing import Any
 
 from snapfmt.adapters.transfer_queue import controller_part, names, records
 from snapfmt.adapters.transfer_queue.cluster import Call, answers, ask, identify_unit, run
-from snapfmt.adapters.transfer_queue.hold import Gate, install_gate, without_collections
+from snapfmt.adapters.transfer_queue.hold import Gate, install_gate
 from snapfmt.adapters.transfer_queue.jobs import Holding, Status, holding_of, holdings_of, keep
 from snapfmt.adapters.transfer_queue.state import (
     ControllerCut,
@@ -20,6 +20,7 @@ from snapfmt.adapters.transfer_queue.state import (
 )
 from snapfmt.adapters.transfer_queue.unit import CutReport
 from snapfmt.errors import CutInconsistent, LeaseExpired, NoMatch, RestoreRefused
+from snapfmt_schemas.collector import without_collections
 
 REQUESTS = ("_handle_request",)
 """Every request of a client passes this method of the controller."""

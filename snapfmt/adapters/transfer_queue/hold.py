@@ -5,7 +5,6 @@ hold carries a lease: a driver that dies while it holds a gate leaves the queue 
 seconds at most. Requests wait at a closed gate, they are never dropped or answered early.
 """
 
-import gc
 import inspect
 import sys
 import threading
@@ -143,18 +142,6 @@ class Gate:
             self._longest_wait = time.monotonic() - self._waiting_since
         self._owner, self._lease = None, None
         self._changed.notify_all()
-
-
-@contextmanager
-def without_collections() -> Iterator[None]:
-    """No garbage collection in this process meanwhile; it may take longer than a whole hold."""
-    collecting = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if collecting:
-            gc.enable()
 
 
 def install_gate(
