@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from snapfmt.adapters.blocks import Blocks
 from snapfmt.errors import InputError, UnsupportedValue
 from snapfmt.format.columns import (
     MAX_AXES,
@@ -47,6 +48,10 @@ def _table() -> dict[torch.dtype, str]:
 
 _NAMES = _table()
 _DTYPES = {name: dtype for dtype, name in _NAMES.items()}
+_FROM_NUMPY = frozenset(
+    dtype for dtype, name in _NAMES.items() if not name.startswith(("bfloat", "float8"))
+)
+"""dtypes that come from numpy arrays of the same."""
 _SIGNATURES = {
     (dtype, ndim): Signature("tensor", name, ndim)
     for dtype, name in _NAMES.items()
@@ -146,42 +151,50 @@ def _plain(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     return tensor if tensor.dtype == dtype else tensor.contiguous().view(dtype)
 
 
-def column_to_values(column: Column) -> list[Any]:
+def column_to_values(column: Column, blocks: Blocks) -> list[Any]:
     """Every row's value: tensor, numpy array, str, bytes or Python value; MISSING where absent.
 
-    Each tensor has storage of its own: one that is kept or pickled does not take its neighbours
-    with it.
+    Each tensor has a storage of its own: one that is pickled does not take its neighbours with
+    it. Memory is freed a block at a time.
     """
     signature = column.signature
     if signature.kind != "tensor":
         return [column.value(row) for row in range(column.rows)]
     dtype = dtype_of(signature.dtype)
-    bits = column.values
-    if signature.dtype not in _JOINED_AS_THEY_ARE or dtype in (torch.bfloat16, torch.bool):
+    bits = blocks.copy(column.values)
+    if signature.dtype == "bool":
+        bits = bits.view(np.bool_)
+    elif dtype not in _FROM_NUMPY:
         bits = bits.view(f"i{bits.itemsize}" if bits.itemsize > 1 else "u1")
-    # Slices are copied by numpy, which takes half of torch's time for it; but what comes from an
-    # empty one has not the strides of a new tensor.
+    # Rows are cut by numpy: calls of torch take twice as long, and give up the interpreter's lock
+    # each time. But what comes from an empty array has not the strides of a new tensor.
     rows = [
-        torch.from_numpy(piece) if piece.size else torch.empty(0, dtype=dtype)
-        for piece in _copies(column, bits)
+        torch.from_numpy(piece) if piece.size else torch.empty(piece.shape, dtype=dtype)
+        for piece in _pieces(column, bits)
     ]
-    if torch.from_numpy(np.empty(0, bits.dtype)).dtype != dtype:
-        rows = [row.view(dtype) for row in rows]
-    if signature.ndim > 1:
-        rows = [row.reshape(column.shape(number)) for number, row in enumerate(rows)]
+    if dtype not in _FROM_NUMPY:
+        rows = [row.view(dtype) if row.numel() else row for row in rows]
     if column.present is None:
         return rows
     return [row if there else MISSING for row, there in zip(rows, column.present, strict=True)]
 
 
-def _copies(column: Column, bits: npt.NDArray[Any]) -> list[npt.NDArray[Any]]:
-    """Every row's elements, flat but for scalars; what stands for a missing row is empty."""
-    if column.signature.ndim == 0 and column.present is None:
-        return list(map(np.array, bits))
-    pieces = [bits[low:high].copy() for low, high in pairwise(column.offsets.tolist())]
-    if column.signature.ndim:
-        return pieces
-    return [piece.reshape(()) if piece.size else piece for piece in pieces]
+def _pieces(column: Column, bits: npt.NDArray[Any]) -> list[npt.NDArray[Any]]:
+    """Every row's elements in its shape; what stands for a missing row is empty."""
+    ndim, present = column.signature.ndim, column.present
+    if ndim == 0 and present is None:
+        return [bits[row, ...] for row in range(len(bits))]
+    pieces = [bits[low:high] for low, high in pairwise(column.offsets.tolist())]
+    if ndim == 0:
+        return [piece.reshape(()) if piece.size else piece for piece in pieces]
+    if column.shapes is not None:
+        shapes = column.shapes.tolist()
+        there = [True] * len(pieces) if present is None else present.tolist()
+        pieces = [
+            piece.reshape(shape) if known else piece
+            for piece, shape, known in zip(pieces, shapes, there, strict=True)
+        ]
+    return pieces
 
 
 def rows_of(batch: torch.Tensor) -> list[torch.Tensor] | Batch | Ragged:

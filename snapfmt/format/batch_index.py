@@ -158,6 +158,7 @@ class BatchIndex:
         self._headers, self._offsets, self._sizes, self._buffers, self._digests = self._check(
             batch, rows, head_size, stream_size, limits
         )
+        self.sizes: npt.NDArray[np.int64] = self._headers + self._sizes.sum(axis=1)
 
     def _check(
         self, table: pa.RecordBatch, rows: int, head_size: int, stream_size: int, limits: Limits

@@ -28,6 +28,17 @@ class ChunkPlace:
     buffer_sizes: tuple[int, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class StoredChunk:
+    """Bytes of one column of one batch, and what they should be."""
+
+    data: memoryview
+    place: ChunkPlace
+    signature: Signature
+    physical: str
+    what: str
+
+
 def signature_from(spec: ColumnSpec) -> Signature:
     """Signature of a stored column.
 
@@ -45,40 +56,50 @@ def signature_from(spec: ColumnSpec) -> Signature:
     return signature
 
 
-def decode_chunk(
-    data: memoryview,
-    place: ChunkPlace,
-    signature: Signature,
-    physical: str,
-    rows: int,
-    *,
-    what: str,
-    limits: Limits = DEFAULT_LIMITS,
-) -> Column:
-    """One column of one batch from its bytes, after its digest was checked.
+def decode_chunks(
+    stored: Sequence[StoredChunk], rows: int, *, limits: Limits = DEFAULT_LIMITS
+) -> list[Column]:
+    """Columns of one batch from their bytes, after every digest was checked.
+
+    All are decompressed at once; their values may share memory.
 
     Raises:
-        CorruptObject: If the bytes differ from the digest.
+        CorruptObject: If bytes differ from their digest.
         FormatError: If they do not describe `rows` rows of that type.
     """
-    got = digest.raw_digest([data])
-    if len(data) != place.size or got != place.digest:
+    for chunk in stored:
+        _check(chunk)
+    parts = [list(_buffers(chunk)) for chunk in stored]
+    frames = [part for found in parts for part in found if isinstance(part, zframes.Frame)]
+    contents = iter(zframes.decompress_all(frames, limits=limits))
+    return [
+        _column(
+            [next(contents) if isinstance(part, zframes.Frame) else part for part in found],
+            chunk.signature,
+            chunk.physical,
+            rows,
+            what=chunk.what,
+        )
+        for chunk, found in zip(stored, parts, strict=True)
+    ]
+
+
+def _check(chunk: StoredChunk) -> None:
+    got = digest.raw_digest([chunk.data])
+    if len(chunk.data) != chunk.place.size or got != chunk.place.digest:
         raise CorruptObject(
             "stored bytes differ from their digest",
-            what=what,
-            expected=place.digest.hex(),
+            what=chunk.what,
+            expected=chunk.place.digest.hex(),
             got=got.hex(),
             hint="run `snapfmt verify`; restore an older snapshot",
         )
-    parts = list(_buffers(data, place.buffer_sizes, what=what, limits=limits))
-    return _column(parts, signature, physical, rows, what=what)
 
 
-def _buffers(
-    data: memoryview, sizes: Sequence[int], *, what: str, limits: Limits
-) -> Iterator[memoryview]:
+def _buffers(chunk: StoredChunk) -> Iterator[memoryview | zframes.Frame]:
+    data, what = chunk.data, chunk.what
     position = 0
-    for size in sizes:
+    for size in chunk.place.buffer_sizes:
         end = position + size
         if size < 0 or end > len(data) or 0 < size < 8:
             raise FormatError("a buffer reaches past its chunk", what=what)
@@ -92,8 +113,7 @@ def _buffers(
         elif raw < 0:
             raise FormatError("a buffer has a negative size", what=what)
         else:
-            frame = zframes.decompress(body, content_size=raw, what=what, limits=limits)
-            yield memoryview(frame)
+            yield zframes.Frame(body, raw, what)
         position = end + arrow_stream.padding(size)
     if position != len(data):
         raise FormatError("a chunk is longer than its buffers", what=what)

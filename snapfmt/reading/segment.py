@@ -19,6 +19,11 @@ from snapfmt.reading.pooled import in_order
 from snapfmt.reading.source import Source
 from snapfmt_schemas.part import Location, Segment
 
+Rows = npt.NDArray[np.int64] | slice
+"""Which rows of a batch: a run of them, or their numbers, ascending."""
+GROUP_BYTES = 2 * 2**20
+"""Stored bytes of batches that are fetched at once: fewer times that threads take turns."""
+
 
 @dataclass(frozen=True, slots=True)
 class RowBatch:
@@ -150,7 +155,7 @@ class SegmentReader:
         """Positions of the columns that are asked for."""
         return [n for n, name in enumerate(self.names) if columns is None or name in columns]
 
-    def plan(self, start: int, stop: int) -> Iterator[tuple[int, npt.NDArray[np.int64] | slice]]:
+    def plan(self, start: int, stop: int) -> Iterator[tuple[int, Rows]]:
         """Batches that hold live rows start to stop, and which of their rows."""
         index = self.index
         if start >= stop or not len(index):
@@ -163,9 +168,7 @@ class SegmentReader:
             return
         yield from self._batches_of(self.live[start:stop])
 
-    def select(
-        self, positions: npt.NDArray[np.int64] | None
-    ) -> Iterator[tuple[int, npt.NDArray[np.int64] | slice]]:
+    def select(self, positions: npt.NDArray[np.int64] | None) -> Iterator[tuple[int, Rows]]:
         """As `plan`, for the live rows at these ascending positions; None for all."""
         if positions is None:
             yield from self.plan(0, self.rows)
@@ -188,38 +191,57 @@ class SegmentReader:
             yield
 
     def read(
-        self,
-        number: int,
-        chosen: npt.NDArray[np.int64] | slice,
-        columns: Sequence[str] | None = None,
+        self, number: int, chosen: Rows, columns: Sequence[str] | None = None
     ) -> dict[str, Column]:
         """The chosen rows of one batch, only the named columns' bytes are read.
 
         Raises:
             CorruptObject: If a byte that was read differs from its digest.
         """
-        place = self.index.place(number)
+        return next(self.read_group([(number, chosen)], columns))
+
+    def read_group(
+        self, chosen: Sequence[tuple[int, Rows]], columns: Sequence[str] | None = None
+    ) -> Iterator[dict[str, Column]]:
+        """As `read`, of several batches, whose bytes are fetched together."""
         wanted = self._wanted(columns)
-        places = [place.chunks[position + 1] for position in wanted]
-        data = self._fetch(places)
-        result: dict[str, Column] = {}
-        for position, chunk, part in zip(wanted, places, data, strict=True):
-            name = self.names[position]
-            column = chunks.decode_chunk(
-                part,
-                chunk,
-                self._signatures[position],
-                self._document.columns[position].physical,
-                place.rows,
-                what=f"{self._what} batch {number} column {name}",
-                limits=self._source.limits,
-            )
-            if isinstance(chosen, slice):
-                whole = chosen.start == 0 and chosen.stop == place.rows
-                result[name] = column if whole else column.slice(chosen.start, chosen.stop)
-            else:
-                result[name] = column.take(chosen)
-        return result
+        batches = [self.index.place(number) for number, _ in chosen]
+        data = iter(self._fetch([batch.chunks[at + 1] for batch in batches for at in wanted]))
+        for (number, rows), batch in zip(chosen, batches, strict=True):
+            stored = [
+                chunks.StoredChunk(
+                    next(data),
+                    batch.chunks[at + 1],
+                    self._signatures[at],
+                    self._document.columns[at].physical,
+                    f"{self._what} batch {number} column {self.names[at]}",
+                )
+                for at in wanted
+            ]
+            decoded = chunks.decode_chunks(stored, batch.rows, limits=self._source.limits)
+            whole = isinstance(rows, slice) and rows == slice(0, batch.rows)
+            yield {
+                self.names[at]: column if whole else _chosen(column, rows)
+                for at, column in zip(wanted, decoded, strict=True)
+            }
+
+    def groups(self, start: int, stop: int) -> Iterator[list[tuple[int, Rows]]]:
+        """What `plan` gives, as many batches together as are worth one `read_group`.
+
+        The first ones are small: who wants few rows has them soon.
+        """
+        group: list[tuple[int, Rows]] = []
+        size = limit = 0
+        for number, rows in self.plan(start, stop):
+            more = int(self.index.sizes[number])
+            if group and size + more > limit:
+                yield group
+                limit = min(2 * size, GROUP_BYTES)
+                group, size = [], 0
+            group.append((number, rows))
+            size += more
+        if group:
+            yield group
 
     def stored_keys(self, number: int) -> list[str]:
         """Keys of all rows of one batch, dead ones too, as they lie beside its cells.
@@ -229,15 +251,14 @@ class SegmentReader:
         """
         place = self.index.place(number)
         (data,) = self._fetch(place.chunks[:1])
-        column = chunks.decode_chunk(
+        keys = chunks.StoredChunk(
             data,
             place.chunks[0],
             arrow_stream.KEY_SIGNATURE,
             "large_string",
-            place.rows,
-            what=f"{self._what} batch {number} keys",
-            limits=self._source.limits,
+            f"{self._what} batch {number} keys",
         )
+        (column,) = chunks.decode_chunks([keys], place.rows, limits=self._source.limits)
         return [column.value(row) for row in range(place.rows)]
 
     def _fetch(self, places: Sequence[chunks.ChunkPlace]) -> list[memoryview]:
@@ -305,31 +326,31 @@ class SegmentReader:
         header = data[: place.header_size]
         if digest.raw_digest([header]) != place.header_digest:
             raise CorruptObject("batch header differs from its digest", what=label)
-        columns = []
+        stored = []
         for (name, signature, physical), chunk in zip(kinds, place.chunks, strict=True):
             begin = chunk.offset - place.offset
-            columns.append(
-                chunks.decode_chunk(
-                    data[begin : begin + chunk.size],
-                    chunk,
-                    signature,
-                    physical,
-                    place.rows,
-                    what=f"{label} column {name}",
-                    limits=source.limits,
-                )
+            part = data[begin : begin + chunk.size]
+            stored.append(
+                chunks.StoredChunk(part, chunk, signature, physical, f"{label} column {name}")
             )
+        columns = chunks.decode_chunks(stored, place.rows, limits=source.limits)
         _check_header(bytes(header), place, columns, what=label)
         for column in columns:
             _check_text(column, what=label)
-        stored = [columns[0].value(row) for row in range(place.rows)]
-        if stored != keys[place.row_start : place.row_start + place.rows]:
+        own = [columns[0].value(row) for row in range(place.rows)]
+        if own != keys[place.row_start : place.row_start + place.rows]:
             raise FormatError("keys of the rows differ from the keys entry", what=label)
         return len(data), label
 
     def _all_keys(self) -> list[str]:
         found: list[str] = self._keys_entry.to_pylist()
         return found
+
+
+def _chosen(column: Column, rows: Rows) -> Column:
+    if isinstance(rows, slice):
+        return column.slice(rows.start, rows.stop)
+    return column.take(rows)
 
 
 def _check_header(

@@ -12,8 +12,9 @@ from snapfmt.format import arrow_stream, chunks
 from snapfmt.format.columns import MISSING, Column, is_utf8
 from snapfmt.reading.lazy import lazy
 from snapfmt.reading.pooled import in_order
-from snapfmt.reading.segment import RowBatch, SegmentReader
+from snapfmt.reading.segment import RowBatch, Rows, SegmentReader
 from snapfmt.reading.source import Source
+from snapfmt_schemas.collector import without_collections
 
 T = TypeVar("T")
 
@@ -131,7 +132,8 @@ class TableReader:
             for item, first, last in self._ranges(start, stop):
                 spans += item.spans(first, last, columns)
         with self._source.ahead(spans):
-            yield from in_order(self._reads(form, columns, start, stop))
+            for group in in_order(self._reads(form, columns, start, stop)):
+                yield from group
 
     def _reads(
         self,
@@ -139,14 +141,16 @@ class TableReader:
         columns: Sequence[str] | None,
         start: int,
         stop: int | None,
-    ) -> Iterator[Callable[[], T]]:
+    ) -> Iterator[Callable[[], list[T]]]:
         for item, first, last in self._ranges(start, stop):
             keys, position = item.keys, first
-            for number, chosen in item.plan(first, last):
-                count = chosen.stop - chosen.start if isinstance(chosen, slice) else len(chosen)
-                names = keys[position : position + count]
-                position += count
-                yield partial(_read, form, item, number, chosen, columns, names)
+            for group in item.groups(first, last):
+                names = []
+                for _, rows in group:
+                    count = rows.stop - rows.start if isinstance(rows, slice) else len(rows)
+                    names.append(keys[position : position + count])
+                    position += count
+                yield partial(_read, form, item, group, columns, names)
 
     def _ranges(self, start: int, stop: int | None) -> Iterator[tuple[SegmentReader, int, int]]:
         start, stop, _ = slice(start, stop).indices(self.num_rows)
@@ -181,11 +185,11 @@ class TableReader:
 
     def row_torch(self, key: str, columns: Sequence[str] | None = None) -> dict[str, Any]:
         """One row with the types it was saved with: torch tensors come back as such."""
-        bridge = import_module("snapfmt.adapters.torch_values")
+        bridge, blocks = _torch()
         return {
             name: value
             for name, column in self._row(key, columns).items()
-            if (value := bridge.column_to_values(column)[0]) is not MISSING
+            if (value := bridge.column_to_values(column, blocks)[0]) is not MISSING
         }
 
     def _row(self, key: str, columns: Sequence[str] | None) -> dict[str, Column]:
@@ -233,20 +237,28 @@ class TableReader:
     def to_torch(
         self, columns: Sequence[str] | None = None, *, start: int = 0, stop: int | None = None
     ) -> tuple[list[str], dict[str, list[Any]]]:
-        """Keys, and for each column the rows' values with the types they were saved with."""
-        bridge = import_module("snapfmt.adapters.torch_values")
+        """Keys, and for each column the rows' values with the types they were saved with.
+
+        Tensors have storages of their own, but lie in blocks of a few MiB: a block is freed when
+        no row of it is left.
+        """
+        bridge, blocks = _torch()
         keys: list[str] = []
         names = list(columns) if columns is not None else self.column_names
         values: dict[str, list[Any]] = {name: [] for name in names}
 
         def form(batch: RowBatch) -> tuple[list[str], dict[str, list[Any]]]:
-            found = {name: bridge.column_to_values(item) for name, item in batch.columns.items()}
+            found = {
+                name: bridge.column_to_values(item, blocks) for name, item in batch.columns.items()
+            }
             return batch.keys, found
 
-        for some, found in self._each(form, columns, start, stop):
-            keys += some
-            for name in names:
-                values[name] += found.get(name) or [MISSING] * len(some)
+        # What is made here is no garbage, and to look at all of it again and again takes longer.
+        with without_collections():
+            for some, found in self._each(form, columns, start, stop):
+                keys += some
+                for name in names:
+                    values[name] += found.get(name) or [MISSING] * len(some)
         return keys, values
 
     def segments(self) -> list[SegmentReader]:
@@ -257,12 +269,18 @@ class TableReader:
 def _read(
     form: Callable[[RowBatch], T],
     item: SegmentReader,
-    number: int,
-    chosen: Any,
+    group: Sequence[tuple[int, Rows]],
     columns: Sequence[str] | None,
-    keys: list[str],
-) -> T:
-    return form(RowBatch(keys, item.read(number, chosen, columns)))
+    keys: Sequence[list[str]],
+) -> list[T]:
+    found = item.read_group(group, columns)
+    return [form(RowBatch(*batch)) for batch in zip(keys, found, strict=True)]
+
+
+def _torch() -> tuple[Any, Any]:
+    """The bridge to torch, which is imported only here, and memory for its tensors."""
+    bridge = import_module("snapfmt.adapters.torch_values")
+    return bridge, bridge.Blocks()
 
 
 def _as_it_is(batch: RowBatch) -> RowBatch:

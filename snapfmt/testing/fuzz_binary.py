@@ -283,9 +283,8 @@ def _chunk(ground: Ground) -> Prepared:
         sizes = struct.unpack_from(f"<{count}i", data.ljust(8 + 4 * count, b"\0"), 8)
         body = data[8 + 4 * count :]
         place = chunks.ChunkPlace(0, len(body), digest.raw_digest([body]), sizes)
-        column = chunks.decode_chunk(
-            memoryview(body), place, signature, stored, rows, what=WHAT, limits=LIMITS
-        )
+        chunk = chunks.StoredChunk(memoryview(body), place, signature, stored, WHAT)
+        (column,) = chunks.decode_chunks([chunk], rows, limits=LIMITS)
         same(column.rows, rows)
         _read_column(column)
 
@@ -304,14 +303,14 @@ def _read_column(column: Column) -> None:
     plans = [segment.ColumnPlan("c", column.signature, stored, compress=True)]
     encoded = segment.encode_batch([("c", column)], plans, segment.compressors())
     made = encoded.chunks[0]
-    again = chunks.decode_chunk(
+    chunk = chunks.StoredChunk(
         memoryview(encoded.data)[encoded.header_size :],
         chunks.ChunkPlace(0, made.size, made.digest, made.buffer_sizes),
         column.signature,
         stored,
-        column.rows,
-        what=WHAT,
+        WHAT,
     )
+    (again,) = chunks.decode_chunks([chunk], column.rows)
     same(
         [plain(value) for value in values],
         [plain(again.value(row)) for row in range(len(values))],

@@ -58,6 +58,7 @@ FOLDERS = ("tests/faults/test_folders.py",)
 SAFEGUARDS = ("tests/faults/test_safeguards.py",)
 CORRUPT = ("tests/faults/test_corruption.py",)
 FUZZ = ("tests/faults/test_fuzz.py", "-k", "sample")
+FRAMES = ("tests/unit/test_frames_together.py",)
 TAKE_CUT = ("tests/unit/test_transfer_queue_take_cut.py",)
 
 
@@ -1296,9 +1297,21 @@ REPAIRING = (
 HOSTILE = (
     Mutant(
         "hostile-frame-content", "format/zframes.py",
-        "content_size > limits.frame_content or content_size > len(frame) * limits.expansion",
-        "content_size < 0",
+        "size > limits.frame_content or size > len(data) * limits.expansion",
+        "size < 0",
         FUZZ,
+    ),
+    Mutant(
+        "hostile-behind-a-frame", "format/zframes.py",
+        "    return position + (4 if header.has_checksum else 0) == len(data)\n",
+        "    return position + (4 if header.has_checksum else 0) <= len(data)\n",
+        FRAMES,
+    ),
+    Mutant(
+        "hostile-empty-frame", "format/zframes.py",
+        "full = [frame for frame in frames if frame.content_size > 0]",
+        "full = [frame for frame in frames if frame.content_size >= 0]",
+        FRAMES,
     ),
     Mutant(
         "hostile-stream-size", "format/arrow_bounds.py",

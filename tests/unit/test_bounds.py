@@ -299,7 +299,19 @@ def i64(*values: int) -> bytes:
 def decode(buffers: Sequence[bytes], signature: Signature, rows: int, **kwargs: Any) -> Column:
     data, place = chunk_of(buffers, kwargs.pop("sizes", None))
     physical = kwargs.pop("physical", signature.dtype or "large_string")
-    return chunks.decode_chunk(data, place, signature, physical, rows, what="x", **kwargs)
+    return decoded(data, place, signature, physical, rows, **kwargs)
+
+
+def decoded(
+    data: memoryview,
+    place: chunks.ChunkPlace,
+    signature: Signature,
+    physical: str,
+    rows: int,
+    **kwargs: Any,
+) -> Column:
+    stored = chunks.StoredChunk(data, place, signature, physical, "x")
+    return chunks.decode_chunks([stored], rows, **kwargs)[0]
 
 
 VECTOR = Signature("ndarray", "int64", 1)
@@ -362,9 +374,7 @@ def test_a_chunk_with_a_bomb_is_refused_before_it_goes_off() -> None:
     place = chunks.ChunkPlace(0, len(data), digest.raw_digest([data]), (0, len(piece)))
     before = peak()
     with pytest.raises(LimitExceeded):
-        chunks.decode_chunk(
-            memoryview(data), place, Signature("ndarray", "uint8", 0), "uint8", 8 << 30, what="x"
-        )
+        decoded(memoryview(data), place, Signature("ndarray", "uint8", 0), "uint8", 8 << 30)
     assert peak() - before < 200 << 20
 
 
@@ -372,10 +382,10 @@ def test_a_chunk_is_checked_before_it_is_believed() -> None:
     data, place = chunk_of([b"", i64(1, 2)])
     wrong = chunks.ChunkPlace(0, place.size, bytes(32), place.buffer_sizes)
     with pytest.raises(CorruptObject, match="digest"):
-        chunks.decode_chunk(data, wrong, SCALAR, "int64", 2, what="x")
+        decoded(data, wrong, SCALAR, "int64", 2)
     short = chunks.ChunkPlace(0, place.size + 1, place.digest, place.buffer_sizes)
     with pytest.raises(CorruptObject):
-        chunks.decode_chunk(data, short, SCALAR, "int64", 2, what="x")
+        decoded(data, short, SCALAR, "int64", 2)
 
 
 def test_text_that_is_not_utf_8_is_damage_where_it_is_read() -> None:
@@ -421,9 +431,7 @@ def test_buffers_too_large_to_inflate_are_stored_as_they_are(
     assert plain.size > 5000
     data = memoryview(encoded.data)[-plain.size :]
     place = chunks.ChunkPlace(0, plain.size, plain.digest, plain.buffer_sizes)
-    back = chunks.decode_chunk(
-        data, place, Signature("bytes"), "large_binary", 1, what="x", limits=SMALL
-    )
+    back = decoded(data, place, Signature("bytes"), "large_binary", 1, limits=SMALL)
     assert back.value(0) == b"a" * 5000
 
 

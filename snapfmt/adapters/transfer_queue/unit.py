@@ -2,14 +2,16 @@
 
 import gc
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
+from itertools import chain
 from typing import Any
 
 import numpy as np
 
+from snapfmt.adapters.blocks import Blocks
 from snapfmt.adapters.transfer_queue import names
 from snapfmt.adapters.transfer_queue.hold import Gate, install_gate
 from snapfmt.adapters.transfer_queue.jobs import Holding, holding_of, holdings_of, keep
@@ -20,7 +22,8 @@ from snapfmt.adapters.transfer_queue.unit_rows import UnitCut, Written, write_ro
 from snapfmt.errors import CutInconsistent, FormatError, RestoreRefused
 from snapfmt.format.columns import MISSING, Column
 from snapfmt.reading.pooled import in_order
-from snapfmt.reading.segment import SegmentReader
+from snapfmt.reading.segment import Rows, SegmentReader
+from snapfmt_schemas.collector import without_collections
 
 MUTATORS = ("put_data", "clear", "load_checkpoint")
 """Methods of a unit's storage that change it. Reads pass at any time."""
@@ -202,7 +205,13 @@ def start_load(
         raise RestoreRefused("a storage unit already holds rows", hint="restore into a fresh queue")
     holding = Holding(data, lease_s=lease_s, release=_release_load)
     keep(unit, load_id, holding)
-    holding.start(lambda: _load(data, request, position, holding.check), "snapfmt-load")
+
+    def load() -> Counts:
+        # Whatever is made here is no garbage, and to look at all of it again takes longer.
+        with without_collections():
+            return _load(data, request, position, holding.check)
+
+    holding.start(load, "snapfmt-load")
 
 
 def accept_load(unit: Any, load_id: str, lease_s: float) -> None:
@@ -240,6 +249,7 @@ def _load(data: Any, request: LoadRequest, position: int, check: Callable[[], No
     snapshot = Repository.open(request.location).snapshot(request.number)
     counts = Counts()
     step = math.gcd(request.saved_units, request.units)
+    blocks = Blocks()
     # A row of saved unit u has an index of u modulo saved_units, so only these can hold ours.
     sources = [unit for unit in range(request.saved_units) if unit % step == position % step]
     for source in sources:
@@ -247,15 +257,13 @@ def _load(data: Any, request: LoadRequest, position: int, check: Callable[[], No
         for partition, table in request.tables:
             if f"rows/{table}" not in part.table_names():
                 continue
-            batches = in_order(
-                partial(_read, segment, number, chosen, position, request.units)
+            groups = in_order(
+                partial(_read, segment, group, position, request, blocks)
                 for segment in part.table(f"rows/{table}").segments()
-                for number, chosen in segment.plan(0, segment.rows)
+                for group in segment.groups(0, segment.rows)
             )
-            for indexes, columns in batches:
+            for indexes, columns in chain.from_iterable(groups):
                 check()
-                if not len(indexes):
-                    continue
                 fields = list(columns)
                 produced = np.ones((len(indexes), len(fields)), np.bool_)
                 for column, name in enumerate(fields):
@@ -280,22 +288,39 @@ def _put(data: Any, name: str, indexes: list[int], values: list[Any]) -> None:
 
 
 def _read(
-    segment: SegmentReader, number: int, chosen: Any, position: int, units: int
-) -> tuple[Any, dict[str, list[Any]]]:
-    """Indexes and values of this unit's rows of one batch; reads the others' indexes only."""
+    segment: SegmentReader,
+    group: Sequence[tuple[int, Rows]],
+    position: int,
+    request: LoadRequest,
+    blocks: Blocks,
+) -> list[tuple[Any, dict[str, list[Any]]]]:
+    """Indexes and values of this unit's rows of some batches; reads the others' indexes only."""
     from snapfmt.adapters.torch_values import column_to_values
 
-    found = segment.read(number, chosen, [names.INDEX_COLUMN])
-    wanted = _indexes(found.get(names.INDEX_COLUMN)) % units == position
-    if not wanted.any():
-        return (), {}
-    if isinstance(chosen, slice):
-        chosen = chosen if wanted.all() else np.flatnonzero(wanted) + chosen.start
-    else:
-        chosen = chosen[wanted]
-    columns = segment.read(number, chosen)
-    indexes = _indexes(columns.pop(names.INDEX_COLUMN, None))
-    return indexes, {name: column_to_values(column) for name, column in columns.items()}
+    if request.saved_units % request.units:
+        group = list(_ours(segment, group, position, request.units))
+    result = []
+    for columns in segment.read_group(group):
+        indexes = _indexes(columns.pop(names.INDEX_COLUMN, None))
+        if (indexes % request.units != position).any():
+            raise FormatError("a row of another unit", what=names.INDEX_COLUMN)
+        values = {name: column_to_values(column, blocks) for name, column in columns.items()}
+        result.append((indexes, values))
+    return result
+
+
+def _ours(
+    segment: SegmentReader, group: Sequence[tuple[int, Rows]], position: int, units: int
+) -> Iterator[tuple[int, Rows]]:
+    """Of these batches, this unit's rows."""
+    found = segment.read_group(group, [names.INDEX_COLUMN])
+    for (number, chosen), columns in zip(group, found, strict=True):
+        wanted = _indexes(columns.get(names.INDEX_COLUMN)) % units == position
+        if wanted.all():
+            yield number, chosen
+        elif wanted.any():
+            rows = np.flatnonzero(wanted)
+            yield number, rows + chosen.start if isinstance(chosen, slice) else chosen[rows]
 
 
 def _indexes(column: Column | None) -> Any:

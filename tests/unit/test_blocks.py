@@ -1,0 +1,86 @@
+"""Memory for values that are kept."""
+
+import gc
+import threading
+import weakref
+
+import numpy as np
+import pytest
+
+from snapfmt.adapters import blocks
+from snapfmt.adapters.blocks import FIRST, LARGEST, Blocks
+
+SIZES = [0, 1, 63, 64, 65, FIRST, FIRST + 1, LARGEST // 2, LARGEST // 2 + 1, 3 * LARGEST]
+
+
+def test_arrays_are_copied_and_lie_apart() -> None:
+    memory = Blocks()
+    given = [np.full(size, number % 256, np.uint8) for number, size in enumerate(SIZES * 3)]
+    copies = [memory.copy(values) for values in given]
+    for values in given:
+        values[:] = 255
+    for number, copy in enumerate(copies):
+        assert (copy == number % 256).all()
+        assert copy.flags.writeable
+    for copy in copies:
+        copy[:] = 7
+    assert sum(int(copy.sum()) for copy in copies) == 7 * 3 * sum(SIZES)
+
+
+@pytest.mark.parametrize("dtype", [np.int64, np.float16, np.uint8])
+def test_every_array_is_aligned(dtype: type[np.generic]) -> None:
+    memory = Blocks()
+    for count in (3, 1, 5):
+        copy = memory.copy(np.arange(count).astype(dtype))
+        assert copy.dtype == dtype
+        assert copy.ctypes.data % 16 == 0
+
+
+def test_few_values_take_little_memory_and_many_take_large_blocks(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    sizes: list[int] = []
+    plain = blocks._block
+
+    def counting(size: int) -> "np.ndarray[tuple[int, ...], np.dtype[np.uint8]]":
+        sizes.append(size)
+        return plain(size)
+
+    monkeypatch.setattr(blocks, "_block", counting)
+    memory = Blocks()
+    memory.copy(np.zeros(10, np.uint8))
+    assert sizes == [FIRST]
+    for _ in range(3 * LARGEST // 1000):
+        memory.copy(np.zeros(1000, np.uint8))
+    assert max(sizes) == LARGEST
+    assert sizes == sorted(sizes)
+
+
+def test_a_block_is_freed_with_the_last_of_its_arrays() -> None:
+    memory = Blocks()
+    first = memory.copy(np.zeros(FIRST // 2, np.uint8))
+    second = memory.copy(np.zeros(FIRST // 2, np.uint8))
+    block = weakref.ref(memory._block)
+    memory.copy(np.zeros(FIRST, np.uint8))
+    del first
+    gc.collect()
+    assert block() is not None
+    del second
+    gc.collect()
+    assert block() is None
+
+
+def test_threads_are_given_different_memory() -> None:
+    memory = Blocks()
+    found: list[np.ndarray[tuple[int, ...], np.dtype[np.int64]]] = []
+
+    def take(number: int) -> None:
+        found.extend(memory.copy(np.full(100, number)) for _ in range(300))
+
+    threads = [threading.Thread(target=take, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert all((copy == copy[0]).all() for copy in found)
+    assert sum(int(copy[0]) for copy in found) == 300 * 6
