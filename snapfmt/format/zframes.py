@@ -1,6 +1,6 @@
 """Bounded zstd: nothing is allocated before the header was checked (spec/v1/11-limits.md)."""
 
-from array import array
+import struct
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -86,7 +86,7 @@ def _alone(frame: Frame, limits: Limits) -> memoryview:
 
 
 def _decompress(frames: Sequence[Frame]) -> Iterator[memoryview]:
-    sizes = array("Q", [frame.content_size for frame in frames]).tobytes()
+    sizes = struct.pack(f"={len(frames)}Q", *[frame.content_size for frame in frames])
     found = zstandard.ZstdDecompressor().multi_decompress_to_buffer(
         [frame.data for frame in frames], decompressed_sizes=sizes
     )
