@@ -40,6 +40,8 @@ class Sink(Protocol):
 
     held: int
     """Bytes of it that are in memory until it is finished; 0 where they are on a disk."""
+    is_sent: bool
+    """Whether its bytes begin their way only when it is finished, as those into a bucket do."""
 
     def write(self, data: Buffer) -> None:
         """Append bytes."""

@@ -24,6 +24,7 @@ class LocalSink:
         self._buffer, self._filled = bytearray(BUFFER), 0
         self._size = self._begun = 0
         self.held = 0
+        self.is_sent = False
         try:
             flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
             self._descriptor = os.open(self._path, flags, 0o644)

@@ -14,6 +14,7 @@ class ObjectSink:
         self._send = send
         self._pieces = Pieces()
         self.held = 0
+        self.is_sent = True
 
     def write(self, data: Buffer) -> None:
         """Keep the bytes; what may still change is copied."""

@@ -44,12 +44,14 @@ class _OpenPack:
     ref: PackRef
     sink: Sink
     running: digest.Hash
+    target: int
+    """Size from which it is closed at the end of an entry."""
     size: int = 0
 
 
 @dataclass(slots=True)
 class PackWriter:
-    """Appends the entries of one part to packs of about 128 MiB.
+    """Appends the entries of one part to packs of about 128 MiB; in a bucket, first one of 64.
 
     Holds at any time: a pack becomes visible only whole and durable, under its content's name.
     """
@@ -127,7 +129,7 @@ class PackWriter:
         self._busy = False
         current = self._current()
         extent = Extent(current.ref, begin, current.size - begin)
-        if current.size >= pack.TARGET_SIZE:
+        if current.size >= current.target:
             self._close_pack()
         return extent
 
@@ -204,7 +206,10 @@ class PackWriter:
         if self._open is None:
             self._count += 1
             sink = self.store.sink(self.workspace, f"{self._prefix()}-pack")
-            self._open = _OpenPack(PackRef(), sink, digest.new_hash())
+            # Until the first one is whole, nothing can be sent, and the link stands idle.
+            is_awaited = sink.is_sent and self._count == 1
+            target = pack.TARGET_SIZE // 2 if is_awaited else pack.TARGET_SIZE
+            self._open = _OpenPack(PackRef(), sink, digest.new_hash(), target)
             self._put(self._open, pack.header(self.attempt_id, secrets.token_hex(16)))
         return self._open
 

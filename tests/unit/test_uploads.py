@@ -3,6 +3,7 @@
 import threading
 import tracemalloc
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -152,6 +153,30 @@ def test_a_pack_is_written_while_others_are_sent(bucket: Gated) -> None:
         assert len(set(bucket.arrived)) == receipt.new_objects == 4
         attempt.publish([receipt])
     whole(repository_on(bucket), "", leftovers=False)
+
+
+def packs_of(repository: Repository) -> list[int]:
+    """Sizes of a part's packs, in the order in which they were closed."""
+    with repository.begin() as attempt, attempt.part("p", workers=1) as part:
+        for number in range(10):
+            part.stage(f"e{number}", bytes([number]) * (PACK // 4))
+        attempt.publish([part.seal()])
+    index = repository.snapshot().part("p")
+    ends: dict[str, int] = {}
+    for entry in index.entries():
+        ends[entry.location.pack] = entry.location.offset + entry.location.size
+    return list(ends.values())
+
+
+def test_only_the_first_pack_that_is_sent_is_small(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing is sent before it is whole; a disk has long begun with it."""
+    Small(monkeypatch)
+    sent = packs_of(repository_on(MemoryClient(), create=True))
+    on_disk = packs_of(Repository.open(tmp_path, create=True))
+    assert [round(4 * size / PACK) for size in sent] == [2, 4, 4]
+    assert [round(4 * size / PACK) for size in on_disk] == [4, 4, 2]
 
 
 def test_what_is_held_in_memory_is_bounded(bucket: Gated, monkeypatch: pytest.MonkeyPatch) -> None:
