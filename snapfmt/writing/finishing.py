@@ -13,7 +13,7 @@ from snapfmt.storage.base import Sink
 
 FINISHING: Final = 2
 """Objects that are being synced or sent while the next one is written."""
-HELD_BYTES = 176 * MIB
+HELD_BYTES = 224 * MIB
 """Bytes of a part that may lie in memory in sinks while one of them is being sent."""
 
 

@@ -17,6 +17,9 @@ from snapfmt_schemas.part import Location
 
 QUEUE_BYTES = 64 * MIB
 """Bytes that may wait for the disk before the encoders are held up."""
+SENT_QUEUE_BYTES = 16 * MIB
+"""The same of what is sent: what waits then had better lie in the next pack already."""
+_QUEUE_UNITS = 64
 
 
 @dataclass(slots=True)
@@ -65,9 +68,7 @@ class PackWriter:
     _queue: "queue.Queue[tuple[_OpenPack, digest.Buffer | None] | None]" = field(
         default_factory=queue.Queue
     )
-    _room: threading.Semaphore = field(
-        default_factory=lambda: threading.Semaphore(QUEUE_BYTES // MIB)
-    )
+    _room: threading.Semaphore = field(default_factory=lambda: threading.Semaphore(_QUEUE_UNITS))
     _thread: threading.Thread | None = None
     _starting: threading.Lock = field(default_factory=threading.Lock)
     _finishing: Finishing = field(default_factory=Finishing)
@@ -234,7 +235,7 @@ class PackWriter:
                     target=self._run, name="snapfmt-pack-writer", daemon=True
                 )
                 self._thread.start()
-        for _ in range(_cost(size)):
+        for _ in range(_cost(size, target.sink)):
             self._room.acquire()
         self._queue.put((target, data))
         target.size += size
@@ -276,7 +277,7 @@ class PackWriter:
                     target.sink.discard()
             finally:
                 if data is not None:
-                    self._room.release(_cost(len(data)))
+                    self._room.release(_cost(len(data), target.sink))
                 self._queue.task_done()
         self._queue.task_done()
 
@@ -317,5 +318,7 @@ def check_fits(store: Store, size: int, what: str) -> None:
         )
 
 
-def _cost(size: int) -> int:
-    return min(max(1, size // MIB), QUEUE_BYTES // MIB)
+def _cost(size: int, sink: Sink) -> int:
+    """Parts of the queue's room that the bytes take."""
+    unit = (SENT_QUEUE_BYTES if sink.is_sent else QUEUE_BYTES) // _QUEUE_UNITS
+    return min(max(1, size // unit), _QUEUE_UNITS)

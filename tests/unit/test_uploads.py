@@ -20,6 +20,8 @@ from snapfmt.storage.objects import ObjectStore
 from snapfmt.storage.pieces import Body, Pieces
 from snapfmt.testing.bucket_world import found, repository_on, rows, save, whole
 from snapfmt.writing import finishing
+from snapfmt.writing import pack as pack_writer
+from snapfmt.writing.pack import PackWriter
 from snapfmt.writing.part import PartWriter
 
 PATIENCE_S = 60.0
@@ -205,6 +207,37 @@ def test_what_is_held_in_memory_is_bounded(bucket: Gated, monkeypatch: pytest.Mo
         attempt.publish([part.seal()])
     assert 2 * PACK < most[0] <= finishing.HELD_BYTES + 64
     assert all(sink.held == 0 for sink in sinks)
+
+
+def test_what_waits_for_a_pack_is_counted_by_its_bytes(
+    bucket: Gated, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not by its pieces: it takes of the memory that the next pack could be in."""
+    monkeypatch.setattr(pack_writer, "SENT_QUEUE_BYTES", PACK)
+    handled, full = [0], threading.Event()
+    put = PackWriter._put
+
+    def counted(self: PackWriter, target: Any, data: Any) -> None:
+        put(self, target, data)
+        handled[0] += len(data)
+        # What is there, and more than that.
+        if handled[0] > finishing.HELD_BYTES + 2 * PACK:
+            full.set()
+
+    monkeypatch.setattr(PackWriter, "_put", counted)
+    with repository_on(bucket).begin() as attempt, attempt.part("p", workers=1) as part:
+
+        def fill_slowly() -> None:
+            for number in range(40):
+                part.stage(f"e{number}", bytes([number]) * (PACK // 4))
+
+        filling = in_thread(fill_slowly)
+        bucket.wait_for(2)
+        assert not full.wait(1.0)
+        bucket.gate.set()
+        filling.join(PATIENCE_S)
+        assert full.is_set()
+        attempt.publish([part.seal()])
 
 
 def test_a_part_is_given_up_while_its_packs_are_stuck(bucket: Gated) -> None:
