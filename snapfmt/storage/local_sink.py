@@ -1,17 +1,19 @@
 """One object while it is written on a POSIX file system (spec/v1/02-storage.md, S-3)."""
 
+import contextlib
 import os
+import threading
 from pathlib import Path
 
 from snapfmt.storage.base import Buffer
 from snapfmt.storage.faults import typed, workspace_gone
-from snapfmt.storage.posix import begin_writeback, fsync_file, write_all
+from snapfmt.storage.posix import fsync_file, sync_data, write_all
 
 JOURNAL = "journal"
 BUFFER = 256 * 1024
 """Bytes that are written at once, at least."""
 WRITE_BEHIND = 8 * 1024 * 1024
-"""Bytes after which the kernel is asked to begin with the disk, so that little is left to fsync."""
+"""Bytes after which a thread syncs what there is, so that little is left to the last fsync."""
 
 
 class LocalSink:
@@ -23,6 +25,9 @@ class LocalSink:
         self._path = workspace / f"{name}.tmp"
         self._buffer, self._filled = bytearray(BUFFER), 0
         self._size = self._begun = 0
+        self._syncing: threading.Thread | None = None
+        self._failed: OSError | None = None
+        """What an early sync met: the kernel does not tell the last one again."""
         self.held = 0
         self.is_sent = False
         try:
@@ -52,16 +57,45 @@ class LocalSink:
             write_all(self._descriptor, data)
             self._size += len(data)
             if self._size - self._begun >= WRITE_BEHIND:
-                begin_writeback(self._descriptor, self._begun, self._size - self._begun)
                 self._begun = self._size
+                self._sync_behind()
         except OSError as error:
             raise typed(error, str(self._path)) from error
+
+    def _sync_behind(self) -> None:
+        """Have a thread sync what was written, unless one is at it still."""
+        if self._syncing is not None and self._syncing.is_alive():
+            return
+        self._check_synced()
+        # A daemon: a disk that is stuck keeps no process from its end.
+        thread = threading.Thread(target=self._sync, name="snapfmt-sync-behind", daemon=True)
+        # Without a thread the last fsync has more to do.
+        with contextlib.suppress(RuntimeError):
+            thread.start()
+            self._syncing = thread
+
+    def _sync(self) -> None:
+        try:
+            sync_data(self._descriptor)
+        except OSError as error:
+            self._failed = error
+
+    def _check_synced(self) -> None:
+        if self._failed is not None:
+            raise self._failed
+
+    def _wait(self) -> None:
+        """Until no thread uses the descriptor."""
+        if self._syncing is not None:
+            self._syncing.join()
 
     def finish(self, key: str) -> None:
         """fsync, note the key in the journal, rename to the content's name."""
         target = self._root.joinpath(*key.split("/"))
         self._flush()
+        self._wait()
         try:
+            self._check_synced()
             fsync_file(self._descriptor)
             os.close(self._descriptor)
             self._descriptor = -1
@@ -76,6 +110,7 @@ class LocalSink:
 
     def discard(self) -> None:
         """Close and remove the temporary file."""
+        self._wait()
         descriptor, self._descriptor = self._descriptor, -1
         try:
             if descriptor >= 0:

@@ -38,14 +38,9 @@ def fsync_file(descriptor: int) -> None:
     os.fsync(descriptor)
 
 
-def begin_writeback(descriptor: int, offset: int, size: int) -> None:
-    """Have the kernel begin to write a range that was just written; does not wait for it.
-
-    Linux begins with what is dirty in a range that nobody wants cached. It does not take an error
-    of the disk away from the fsync that follows, as an early fsync would.
-    """
-    if hasattr(os, "posix_fadvise"):
-        os.posix_fadvise(descriptor, offset, size, os.POSIX_FADV_DONTNEED)
+def sync_data(descriptor: int) -> None:
+    """Make durable what a file has so far; who asks has to keep the error for the fsync later."""
+    getattr(os, "fdatasync", os.fsync)(descriptor)
 
 
 def fsync_directory(path: Path) -> None:

@@ -38,6 +38,7 @@ PART = ("tests/unit/test_part_writer.py",)
 BASE = ("tests/unit/test_incremental.py",)
 VERIFY = ("tests/unit/test_verify.py",)
 LIVE = ("tests/unit/test_live_rows.py",)
+SINK = ("tests/unit/test_local_sink.py",)
 SUITE = ("tests/conformance/test_store_suite.py",)
 COPY = ("tests/unit/test_transfer.py",)
 REPAIR = ("tests/unit/test_repair.py",)
@@ -176,6 +177,18 @@ STORAGE = (
     Mutant(
         "sink-sync", "storage/local_sink.py",
         "            fsync_file(self._descriptor)\n", "", ORDER,
+    ),
+    Mutant(
+        "sink-behind-error", "storage/local_sink.py",
+        "            self._check_synced()\n            fsync_file", "            fsync_file", SINK,
+    ),
+    Mutant(
+        "sink-behind-finish", "storage/local_sink.py",
+        "        self._wait()\n        try:\n", "        try:\n", SINK,
+    ),
+    Mutant(
+        "sink-behind-discard", "storage/local_sink.py",
+        "temporary file.\"\"\"\n        self._wait()\n", "temporary file.\"\"\"\n", SINK,
     ),
     Mutant(
         "sink-journal-first", "storage/local_sink.py",
