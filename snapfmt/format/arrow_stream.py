@@ -77,7 +77,7 @@ def buffers(column: Column, physical: str) -> list[memoryview]:
     if column.present is not None and not column.present.all():
         validity = _view(np.packbits(column.present, bitorder="little"))
     values = column.values
-    if column.signature.is_array and physical != values.dtype.name:
+    if column.signature.is_array and values.dtype != np.dtype(physical):
         values = values.astype(physical)
     empty = memoryview(b"")
     signature = column.signature

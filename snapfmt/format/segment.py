@@ -1,6 +1,6 @@
 """One segment while it is written: physical types, compression, batches (spec/v1/06-tables.md)."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import zstandard
@@ -127,10 +127,7 @@ def encode_batch(
     for (_, column), how in zip(columns, plans, strict=True):
         if how.signature.is_array and not fits(column.values, how.signature.dtype, how.physical):
             raise NeedsWider
-    packed = [
-        _pack(column, how, compressors[_level(how.signature)])
-        for (_, column), how in zip(columns, plans, strict=True)
-    ]
+    packed = _pack(columns, plans, compressors)
     places: list[tuple[int, int]] = []
     position = 0
     for _, sizes in packed:
@@ -169,22 +166,46 @@ def _pays(column: Column, physical: str) -> bool:
 
 
 def _pack(
-    column: Column, how: ColumnPlan, compressor: zstandard.ZstdCompressor
+    columns: Sequence[tuple[str, Column]],
+    plans: Sequence[ColumnPlan],
+    compressors: Mapping[int, zstandard.ZstdCompressor],
+) -> list[tuple[list[digest.Buffer], tuple[int, ...]]]:
+    """Of each chunk the bytes in pieces, and the sizes of its buffers."""
+    found = [
+        arrow_stream.buffers(column, how.physical)
+        for (_, column), how in zip(columns, plans, strict=True)
+    ]
+    wanted: dict[int, list[memoryview]] = {level: [] for level in _LEVELS}
+    for buffers, how in zip(found, plans, strict=True):
+        wanted[_level(how.signature)] += [item for item in buffers if _packs(item, how)]
+    frames = {
+        level: iter(zframes.compress_all(compressors[level], items))
+        for level, items in wanted.items()
+    }
+    return [
+        _chunk(buffers, how, frames[_level(how.signature)])
+        for buffers, how in zip(found, plans, strict=True)
+    ]
+
+
+def _packs(buffer: memoryview, how: ColumnPlan) -> bool:
+    """A reader refuses to inflate more than the limit at once; such a buffer is stored as it is."""
+    return how.compress and 0 < len(buffer) <= DEFAULT_LIMITS.frame_content
+
+
+def _chunk(
+    buffers: Sequence[memoryview], how: ColumnPlan, frames: Iterator[digest.Buffer]
 ) -> tuple[list[digest.Buffer], tuple[int, ...]]:
-    """The bytes of one chunk in pieces, and the sizes of its buffers."""
     pieces: list[digest.Buffer] = []
     sizes: list[int] = []
-    for buffer in arrow_stream.buffers(column, how.physical):
+    for buffer in buffers:
         if not buffer:
             sizes.append(0)
             continue
         body: digest.Buffer = buffer
         prefix = arrow_stream.raw_prefix()
-        # A reader refuses to inflate more than this at once; such a buffer is stored as it is.
-        if how.compress and len(buffer) <= DEFAULT_LIMITS.frame_content:
-            packed = compressor.compress(buffer)
-            if len(packed) < len(buffer):
-                body, prefix = packed, arrow_stream.size_prefix(len(buffer))
+        if _packs(buffer, how) and len(packed := next(frames)) < len(buffer):
+            body, prefix = packed, arrow_stream.size_prefix(len(buffer))
         size = len(prefix) + len(body)
         sizes.append(size)
         pieces += [prefix, body, bytes(arrow_stream.padding(size))]

@@ -125,3 +125,17 @@ def _ends(frame: Frame, header: zstandard.FrameParameters) -> bool:
         if position > len(data):
             return False
     return position + (4 if header.has_checksum else 0) == len(data)
+
+
+def compress_all(
+    compressor: zstandard.ZstdCompressor, contents: Sequence[Buffer]
+) -> Sequence[Buffer]:
+    """A frame for each content, none of which is empty: the bytes that `compress` gives.
+
+    In one call where zstandard has it, so that the interpreter's lock is given up once.
+    """
+    if contents and "multi_compress_to_buffer" in zstandard.backend_features:
+        # Each is a buffer, which zstandard's type stubs do not say.
+        frames: Any = compressor.multi_compress_to_buffer(list(contents))
+        return [memoryview(frame) for frame in frames]
+    return [compressor.compress(content) for content in contents]
