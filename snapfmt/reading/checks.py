@@ -8,7 +8,7 @@ from typing import Final, NoReturn, TypeVar
 from snapfmt.errors import FormatError, SnapfmtError, StorageUnavailable
 from snapfmt.format import canonical, compat, digest, layout
 from snapfmt.limits import MIB
-from snapfmt.reading.folders import Failed, names
+from snapfmt.reading.folders import Failed, names, telling
 from snapfmt.reading.segment import SegmentReader
 from snapfmt.reading.snapshot import Part
 from snapfmt.storage.base import Store
@@ -79,12 +79,8 @@ def live_objects(store: Store, failed: Failed) -> set[str]:
     for name in names(store, layout.ATTEMPTS, failed):
         if layout.is_attempt_id(name):
             key = layout.workspace_key(name)
-            try:
+            with telling(failed, key):
                 found.update(store.journal(key))
-            except StorageUnavailable:
-                raise
-            except SnapfmtError as error:
-                failed(key, error)
     return found
 
 

@@ -5,6 +5,7 @@ empty removes what the snapshots reach that are behind it. So does who takes a f
 never held anything, because its documents were lost (K-19).
 """
 
+import contextlib
 from collections.abc import Callable, Collection, Iterator
 
 from snapfmt.errors import RefusedError, SnapfmtError, StorageUnavailable
@@ -101,15 +102,23 @@ def _check(found: list[str]) -> None:
         raise RefusedError("no folder stands where one must be", what=found[0], hint=_HINT)
 
 
-def names(store: Store, folder: str, failed: Failed) -> list[str]:
-    """As `Store.names`; none where the folder cannot be looked into, which is told."""
+@contextlib.contextmanager
+def telling(failed: Failed, folder: str) -> Iterator[None]:
+    """Errors within the context are told, and end it; an outage is raised: nobody could look."""
     try:
-        return store.names(folder)
+        yield
     except StorageUnavailable:
         raise
     except SnapfmtError as error:
         failed(folder, error)
-        return []
+
+
+def names(store: Store, folder: str, failed: Failed) -> list[str]:
+    """As `Store.names`; none where the folder cannot be looked into, which is told."""
+    found: list[str] = []
+    with telling(failed, folder):
+        found = store.names(folder)
+    return found
 
 
 def files(store: Store, folder: str, failed: Failed) -> Iterator[tuple[str, int]]:
@@ -129,6 +138,8 @@ def _one_by_one(
 ) -> Iterator[tuple[str, int]]:
     try:
         there, plain = store.names(folder), set(store.not_folders(folder))
+    except StorageUnavailable:
+        raise
     except SnapfmtError:
         failed(folder, error)
         return
