@@ -70,7 +70,8 @@ def decompress_all(frames: Sequence[Frame], *, limits: Limits = DEFAULT_LIMITS) 
         try:
             together = full and all(_ends(frame, _check(frame, limits)) for frame in full)
             contents = iter(_decompress(full) if together else ())
-        except zstandard.ZstdError:
+        except (zstandard.ZstdError, MemoryError):
+            # One by one tells which frame it is, and claims no more memory than one may.
             together = False
         if together:
             return [

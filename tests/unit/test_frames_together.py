@@ -1,6 +1,7 @@
 """Many zstd frames decompressed by one call: as each of them alone (spec/v1/11-limits.md)."""
 
 import random
+from collections.abc import Iterator, Sequence
 
 import pytest
 import zstandard
@@ -95,3 +96,14 @@ def test_limits_hold_for_every_frame() -> None:
     for limits in (Limits(frame_content=999), Limits(expansion=10)):
         with pytest.raises(LimitExceeded):
             zframes.decompress_all(frames, limits=limits)
+
+
+def test_memory_that_is_not_there_for_all_may_be_there_for_each(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def lacking(frames: Sequence[zframes.Frame]) -> Iterator[memoryview]:
+        raise MemoryError
+
+    monkeypatch.setattr(zframes, "_decompress", lacking)
+    frames = [frame(content) for content in CONTENTS]
+    assert [bytes(content) for content in zframes.decompress_all(frames)] == CONTENTS
