@@ -117,7 +117,7 @@ def names(store: Store, folder: str, failed: Failed) -> list[str]:
     """As `Store.names`; none where the folder cannot be looked into, which is told."""
     found: list[str] = []
     with telling(failed, folder):
-        found = store.names(folder)
+        found += store.names(folder)
     return found
 
 
