@@ -54,7 +54,7 @@ class _OpenPack:
 
 @dataclass(slots=True)
 class PackWriter:
-    """Appends the entries of one part to packs of about 128 MiB; in a bucket, first one of 64.
+    """Appends the entries of one part to packs of about 128 MiB; in a bucket, first 64, then 160.
 
     Holds at any time: a pack becomes visible only whole and durable, under its content's name.
     """
@@ -207,9 +207,7 @@ class PackWriter:
         if self._open is None:
             self._count += 1
             sink = self.store.sink(self.workspace, f"{self._prefix()}-pack")
-            # Until the first one is whole, nothing can be sent, and the link stands idle.
-            is_awaited = sink.is_sent and self._count == 1
-            target = pack.TARGET_SIZE // 2 if is_awaited else pack.TARGET_SIZE
+            target = _target(self._count) if sink.is_sent else pack.TARGET_SIZE
             self._open = _OpenPack(PackRef(), sink, digest.new_hash(), target)
             self._put(self._open, pack.header(self.attempt_id, secrets.token_hex(16)))
         return self._open
@@ -316,6 +314,17 @@ def check_fits(store: Store, size: int, what: str) -> None:
             what=what,
             hint="split it over several entries or rows, or save to a disk",
         )
+
+
+def _target(number: int) -> int:
+    """Size of a part's pack that is sent, by its number from 1.
+
+    Until the first one is whole, nothing can be sent, and the link stands idle. The second makes
+    up for it, so that there are hardly more of them than on a disk.
+    """
+    if number == 1:
+        return pack.TARGET_SIZE // 2
+    return pack.TARGET_SIZE * 5 // 4 if number == 2 else pack.TARGET_SIZE
 
 
 def _cost(size: int, sink: Sink) -> int:

@@ -137,6 +137,11 @@ def fill(part: PartWriter, first: int, count: int) -> None:
         part.stage(f"e{number}", bytes([number]) * PACK)
 
 
+def two_packs(part: PartWriter) -> None:
+    part.stage("first", bytes(PACK // 2))
+    part.stage("second", bytes(PACK * 5 // 4))
+
+
 def in_thread(work: Any) -> threading.Thread:
     thread = threading.Thread(target=work, daemon=True)
     thread.start()
@@ -145,7 +150,7 @@ def in_thread(work: Any) -> threading.Thread:
 
 def test_a_pack_is_written_while_others_are_sent(bucket: Gated) -> None:
     with repository_on(bucket).begin() as attempt, attempt.part("p", workers=1) as part:
-        fill(part, 0, 2)
+        two_packs(part)
         # Both are on their way, and a third one is begun.
         bucket.wait_for(2)
         part.stage("small", bytes(PACK // 4))
@@ -170,14 +175,14 @@ def packs_of(repository: Repository) -> list[int]:
     return list(ends.values())
 
 
-def test_only_the_first_pack_that_is_sent_is_small(
+def test_the_first_pack_that_is_sent_is_small_and_the_second_makes_up_for_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nothing is sent before it is whole; a disk has long begun with it."""
     Small(monkeypatch)
     sent = packs_of(repository_on(MemoryClient(), create=True))
     on_disk = packs_of(Repository.open(tmp_path, create=True))
-    assert [round(4 * size / PACK) for size in sent] == [2, 4, 4]
+    assert [round(4 * size / PACK) for size in sent] == [2, 5, 3]
     assert [round(4 * size / PACK) for size in on_disk] == [4, 4, 2]
 
 
@@ -244,7 +249,7 @@ def test_a_part_is_given_up_while_its_packs_are_stuck(bucket: Gated) -> None:
     repository = repository_on(bucket)
     attempt = repository.begin()
     part = attempt.part("p", workers=1)
-    fill(part, 0, 2)
+    two_packs(part)
     bucket.wait_for(2)
     part.stage("small", b"more")
     ending = in_thread(attempt.abandon)
