@@ -625,7 +625,7 @@ READING = (
     ),
     Mutant(
         "segment-stored-keys", "reading/segment.py",
-        "        if stored != keys[", "        if not stored and keys[",
+        "        if own != keys[", "        if not own and keys[",
         SAFEGUARDS,
     ),
     Mutant(
