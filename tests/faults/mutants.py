@@ -639,7 +639,8 @@ READING = (
     ),
     Mutant(
         "chunk-digest", "format/chunks.py",
-        "len(data) != place.size or got != place.digest", "len(data) != place.size",
+        "len(chunk.data) != chunk.place.size or got != chunk.place.digest",
+        "len(chunk.data) != chunk.place.size",
         only(CORRUPT, "flipped"),
     ),
     Mutant(
