@@ -165,7 +165,7 @@ def test_a_part_is_given_up_while_the_server_hangs(
         attempt = Repository.open(url, storage_options=given).begin()
         part = attempt.part("p", workers=1)
         for number in range(2):
-            part.stage(f"e{number}", bytes([number]) * 2**20)
+            part.stage(f"e{number}", bytes([number]) * 2**21)
         while hang.fired < 2:
             threading.Event().wait(0.01)
         ending = threading.Thread(target=attempt.abandon, daemon=True)
