@@ -1,4 +1,4 @@
-"""Python's garbage collector, for the milliseconds in which it would only be in the way."""
+"""Python's garbage collector, for the time in which it would only be in the way."""
 
 import contextlib
 import gc

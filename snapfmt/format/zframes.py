@@ -16,8 +16,8 @@ FAST_LEVEL = -1
 
 _MAGIC = b"\x28\xb5\x2f\xfd"
 _RLE = 1
-_TOGETHER = "multi_decompress_to_buffer"
-"""Feature of zstandard's C backend: many frames in one call that lets other threads run."""
+_PACK_TOGETHER, _UNPACK_TOGETHER = "multi_compress_to_buffer", "multi_decompress_to_buffer"
+"""Features of zstandard's C backend: many frames in one call that lets other threads run."""
 
 Buffer = bytes | bytearray | memoryview
 
@@ -64,7 +64,7 @@ def decompress_all(frames: Sequence[Frame], *, limits: Limits = DEFAULT_LIMITS) 
         LimitExceeded: If a content or a window passes a limit.
         CorruptObject: If one of them is not such a frame.
     """
-    if len(frames) > 1 and _TOGETHER in zstandard.backend_features:
+    if len(frames) > 1 and _UNPACK_TOGETHER in zstandard.backend_features:
         # Where it is given no frame, or an empty content, zstandard's call ends the process.
         full = [frame for frame in frames if frame.content_size > 0]
         try:
@@ -135,7 +135,7 @@ def compress_all(
 
     In one call where zstandard has it, so that the interpreter's lock is given up once.
     """
-    if contents and "multi_compress_to_buffer" in zstandard.backend_features:
+    if contents and _PACK_TOGETHER in zstandard.backend_features:
         # Each is a buffer, which zstandard's type stubs do not say.
         frames: Any = compressor.multi_compress_to_buffer(list(contents))
         return [memoryview(frame) for frame in frames]

@@ -1392,7 +1392,7 @@ CUTTING = (
     Mutant(
         "cut-own-pairs", "adapters/transfer_queue/state.py",
         "return list(items), list(items.values())", "return items, items.values()",
-        ("tests/unit/test_transfer_queue_take_cut.py",),
+        TAKE_CUT,
     ),
     Mutant(
         "cut-own-allocated", "adapters/transfer_queue/state.py",
