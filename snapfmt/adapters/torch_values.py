@@ -60,6 +60,10 @@ _SIGNATURES = {
 """Ready-made signatures: small rows come by the million."""
 
 
+_SMALL = 2048
+"""Bytes of a row on average up to which the rows of a call are copied together."""
+_RUN = 8
+"""Rows that lie back to back, on average, from which on they are copied a run at a time."""
 _FACTS = attrgetter("dtype", "ndim", "layout", "is_nested", "is_meta")
 _IS_CPU = attrgetter("is_cpu")
 
@@ -111,6 +115,28 @@ def sizes_of(values: Sequence[torch.Tensor]) -> npt.NDArray[np.int64]:
     return counts * sizes
 
 
+def together_of(values: Sequence[torch.Tensor]) -> Ragged | None:
+    """Small rows that are all alike, copied into one piece; None where they are not.
+
+    What a row of a few bytes costs is every look at it, so there are few.
+    """
+    first = values[0]
+    if first.numel() * first.element_size() > _SMALL or (signature := uniform_of(values)) is None:
+        return None
+    counts = _counts(signature, values)
+    size = storage_dtype(signature.dtype).itemsize
+    if int(counts.sum()) * size > len(values) * _SMALL:
+        return None
+    shapes = None
+    if signature.ndim > 1:
+        shapes = np.array([tuple(tensor.shape) for tensor in values], np.int64)
+    with torch.no_grad():
+        runs = _runs(signature, values, counts)
+        joined = _join(signature, values) if runs is None else torch.cat(runs)
+    bits = joined.view(_SIGNED[size]).numpy().view(storage_dtype(signature.dtype))
+    return Ragged(Column(signature, bits, offsets_of(counts), None, shapes))
+
+
 def from_tensors(signature: Signature, values: Sequence[Any]) -> Column:
     """A column from tensors of one signature, or MISSING; copies the bits out of any view."""
     rows = len(values)
@@ -120,7 +146,7 @@ def from_tensors(signature: Signature, values: Sequence[Any]) -> Column:
         tensors = [value for value in values if value is not MISSING]
     where = slice(None) if present is None else present
     lengths = np.zeros(rows, np.int64)
-    lengths[where] = np.fromiter(map(torch.Tensor.numel, tensors), np.int64, len(tensors))
+    lengths[where] = _counts(signature, tensors)
     shapes = None
     if signature.ndim > 1:
         shapes = np.zeros((rows, signature.ndim), np.int64)
@@ -129,6 +155,45 @@ def from_tensors(signature: Signature, values: Sequence[Any]) -> Column:
         joined = _join(signature, tensors)
     bits = joined.numpy().view(storage_dtype(signature.dtype))
     return Column(signature, bits, offsets_of(lengths), present, shapes)
+
+
+def _counts(signature: Signature, tensors: Sequence[torch.Tensor]) -> npt.NDArray[np.int64]:
+    """Elements of every tensor."""
+    if signature.ndim == 0:
+        return np.ones(len(tensors), np.int64)
+    return np.fromiter(map(torch.Tensor.numel, tensors), np.int64, len(tensors))
+
+
+def _runs(
+    signature: Signature, tensors: Sequence[torch.Tensor], counts: npt.NDArray[np.int64]
+) -> list[torch.Tensor] | None:
+    """The same elements in few tensors, where most rows lie behind one another; else None.
+
+    Rows that came in one batch are views of it. To look where a row lies costs less than to
+    have torch copy it alone.
+    """
+    if signature.dtype not in _JOINED_AS_THEY_ARE or set(map(type, tensors)) != {torch.Tensor}:
+        return None
+    rows, size = len(tensors), storage_dtype(signature.dtype).itemsize
+    begins = np.fromiter(map(torch.Tensor.data_ptr, tensors), np.int64, rows)
+    breaks = np.flatnonzero(begins[1:] != (begins + counts * size)[:-1]) + 1
+    bounds = [0, *breaks.tolist(), rows]
+    if len(bounds) * _RUN > rows or any(map(torch.Tensor.is_neg, tensors)):
+        return None
+    if signature.ndim and not all(map(torch.Tensor.is_contiguous, tensors)):
+        return None
+    if not all(tensors[low].is_cpu for low in bounds[:-1]):
+        return None
+    try:
+        # What would reach past the first row's storage is refused, so that all of it is memory
+        # of the host, and each of the other rows is what lies at its place.
+        return [
+            tensors[low].as_strided((int(counts[low:high].sum()),), (1,))
+            for low, high in pairwise(bounds)
+        ]
+    except RuntimeError:
+        # Neighbours by chance, each in a storage of its own.
+        return None
 
 
 def _join(signature: Signature, tensors: Sequence[torch.Tensor]) -> torch.Tensor:

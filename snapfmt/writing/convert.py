@@ -21,4 +21,5 @@ def converter_for(kind: type) -> Converter | None:
         bridge.from_tensors,
         bridge.sizes_of,
         bridge.rows_of,
+        bridge.together_of,
     )

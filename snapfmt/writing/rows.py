@@ -49,6 +49,8 @@ class Converter:
     """Logical bytes of every value."""
     rows: Callable[[Any], "Values"]
     """The rows of a whole batch in one value."""
+    together: Callable[[Sequence[Any]], Ragged | None]
+    """Small values that are all alike in one piece, of bits of its own; None where they are not."""
 
 
 class RowConverter:
@@ -95,7 +97,7 @@ class RowConverter:
                 raise InputError(message, what=name)
 
     def prepared(self, name: str, keys: list[str], values: Values) -> Values:
-        """The values of a column, plain Python ones in their stored form.
+        """The values of a column, plain Python ones in their stored form, small ones together.
 
         Their true size is known from then on, and what has no exact form is refused before any
         row of the call is taken.
@@ -103,9 +105,14 @@ class RowConverter:
         Raises:
             UnsupportedValue: Naming the row and the field.
         """
-        if isinstance(values, WHOLE) or not any(map(self._is_plain, set(map(type, values)))):
+        if isinstance(values, WHOLE):
             return values
-        found: list[Any] = []
+        kinds = set(map(type, values))
+        if not any(map(self._is_plain, kinds)):
+            convert = self._converter(kinds.pop()) if len(kinds) == 1 else None
+            found = None if convert is None else convert.together(values)
+            return values if found is None else found
+        stored: list[Any] = []
         for key, value in zip(keys, values, strict=True):
             kind = type(value)
             if self._is_plain(kind) and not (kind is str and is_utf8(value)):
@@ -113,8 +120,8 @@ class RowConverter:
                     value = Encoded(tagged.encode(value).encode("ascii"))
                 except UnsupportedValue as error:
                     raise _located(error, self._table, key, name) from error
-            found.append(value)
-        return found
+            stored.append(value)
+        return stored
 
     def _is_plain(self, kind: type) -> bool:
         if kind in (bytes, type(MISSING), Encoded) or issubclass(kind, np.ndarray):

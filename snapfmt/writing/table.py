@@ -19,11 +19,12 @@ from snapfmt.errors import AttemptClosed, InputError, UnsupportedValue
 from snapfmt.format import arrow_stream, batch_index, chunks, segment
 from snapfmt.format.columns import WHOLE, concat
 from snapfmt.format.digest import digest_of
-from snapfmt.limits import DEFAULT_LIMITS, MIB
+from snapfmt.limits import DEFAULT_LIMITS, KIB, MIB
 from snapfmt.reading.segment import SegmentReader
 from snapfmt.writing.carry import Carried, Carrier, gather_rows
 from snapfmt.writing.pack import Extent, PackWriter
 from snapfmt.writing.rows import Converter, RowConverter, Rows, Types, Values
+from snapfmt.writing.same_thread import SameThread
 from snapfmt.writing.sealed import Closed, Placed, Sealed, carried_document, seal, written_document
 from snapfmt_schemas.part import Table
 
@@ -39,6 +40,11 @@ IN_FLIGHT = 4
 """Batches that are encoded at the same time or wait to be written."""
 LARGE_BATCH = 32 * MIB
 """Logical bytes of a batch that nothing else is encoded beside: one row may have gigabytes."""
+THREAD_BYTES = 64 * KIB
+"""Logical bytes of a batch for each of its columns from which on another thread encodes it.
+
+With less, two threads hand the interpreter's lock to one another most of the time.
+"""
 _Flight = tuple[Rows, tuple[segment.ColumnPlan, ...], Future[segment.EncodedBatch]]
 
 
@@ -73,6 +79,7 @@ class TableWriter:
         self._what = f"table {name}"
         self._packs = packs
         self._executor = executor
+        self._here = SameThread()
         self._converter = RowConverter(name, converter)
         self._of_thread = threading.local()
         self._floors: segment.Floors = {}
@@ -274,8 +281,9 @@ class TableWriter:
             plans = self._open.plans
         else:
             plans = segment.plan(batch, self._floors)
-        future = self._executor.submit(self._encode, batch, plans)
-        self._flight.append((batch, plans, future))
+        size = sum(column.logical_bytes for _, column in batch)
+        executor = self._executor if size >= THREAD_BYTES * len(batch) else self._here
+        self._flight.append((batch, plans, executor.submit(self._encode, batch, plans)))
 
     def _encode(self, batch: Rows, plans: tuple[segment.ColumnPlan, ...]) -> segment.EncodedBatch:
         own = self._of_thread

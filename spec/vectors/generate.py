@@ -78,6 +78,7 @@ _CONVERTER = Converter(
     column=_column,
     sizes=lambda values: np.array([len(v.raw) for v in values], np.int64),
     rows=lambda v: [v],
+    together=lambda _: None,
 )
 
 

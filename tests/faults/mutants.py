@@ -37,6 +37,7 @@ RETIRE = ("tests/unit/test_retire.py",)
 PART = ("tests/unit/test_part_writer.py",)
 BASE = ("tests/unit/test_incremental.py",)
 VERIFY = ("tests/unit/test_verify.py",)
+TOGETHER = ("tests/unit/test_cells_together.py",)
 LIVE = ("tests/unit/test_live_rows.py",)
 SINK = ("tests/unit/test_local_sink.py",)
 SUITE = ("tests/conformance/test_store_suite.py",)
@@ -344,6 +345,29 @@ WRITING = (
         "pack-alignment", "writing/pack.py",
         "        self._put(current, padding)\n", "",
         ("tests/conformance/test_golden.py",),
+    ),
+    Mutant(
+        "together-negated", "adapters/torch_values.py",
+        "if len(bounds) * _RUN > rows or any(map(torch.Tensor.is_neg, tensors)):",
+        "if len(bounds) * _RUN > rows:", only(TOGETHER, "negated"),
+    ),
+    Mutant(
+        "together-order", "adapters/torch_values.py",
+        "if signature.ndim and not all(map(torch.Tensor.is_contiguous, tensors)):", "if False:",
+        only(TOGETHER, "another_order"),
+    ),
+    Mutant(
+        "together-neighbours", "adapters/torch_values.py",
+        "breaks = np.flatnonzero(begins[1:] != (begins + counts * size)[:-1]) + 1",
+        "breaks = np.zeros(0, np.int64)", only(TOGETHER, "one_batch"),
+    ),
+    Mutant(
+        "unit-versions-late", "adapters/transfer_queue/unit_rows.py",
+        "                self._versions[chosen] = _summed(columns.values(), len(chosen))\n"
+        "                yield from _loaded(self._cut.spilled, keys, indexes, columns)\n",
+        "                yield from _loaded(self._cut.spilled, keys, indexes, columns)\n"
+        "                self._versions[chosen] = _summed(columns.values(), len(chosen))\n",
+        ("tests/unit/test_transfer_queue_incremental.py",),
     ),
     Mutant(
         "table-rest-shared", "writing/table.py",

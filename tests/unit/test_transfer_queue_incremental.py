@@ -22,6 +22,7 @@ from snapfmt.errors import DeadlineExceeded, NotPublished
 from snapfmt.format import canonical, layout
 from snapfmt.reading.table import TableReader
 from snapfmt.writing import carry
+from snapfmt.writing.table import TableWriter
 
 ROWS = 100
 
@@ -526,3 +527,21 @@ def test_a_damaged_base_costs_a_full_save_and_no_more(queue: Queue, what: str) -
     assert stored(table) == held(queue.unit)
     assert queue.repository.verify(2).ok
     assert [number for _, number, _ in unit.remembered(queue.unit)] == [2]
+
+
+def test_a_value_that_changes_after_it_was_copied_is_written_by_the_next_save(
+    queue: Queue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In place, without a put, while the rest of the save is still being written."""
+    copied = TableWriter.append
+
+    def append(table: TableWriter, keys: Any, columns: Any) -> None:
+        copied(table, keys, columns)
+        in_place(queue)
+
+    monkeypatch.setattr(TableWriter, "append", append)
+    queue.save(full=True)
+    monkeypatch.undo()
+    written = queue.save(base=queue.repository.numbers()[-1])
+    assert written.carried == ROWS - 1
+    queue.check()

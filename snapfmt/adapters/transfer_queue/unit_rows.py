@@ -1,6 +1,6 @@
 """A storage unit's rows as tables: those that the base has are carried, the others written."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from snapfmt.writing.part import PartWriter
     from snapfmt.writing.table import TableWriter
 
-_CHUNK_ROWS = 2048
+_CHUNK_ROWS = 1024
 _CHUNK_BYTES = 32 * 1024 * 1024
 
 
@@ -155,15 +155,16 @@ class _PlannedRows:
     def chunks(self) -> Iterator[tuple[list[str], dict[str, Any]]]:
         """What is not carried; rows with the same produced fields together, so that a segment
         has all its columns."""
-        # Before any bit of them is copied: what changes a value later counts it up.
-        self._read_versions(~self.carried)
         for fields, group in self._groups:
             rows = group[~self.carried[group]]
             for start in range(0, len(rows), _CHUNK_ROWS):
-                chosen = rows[start : start + _CHUNK_ROWS].tolist()
+                chosen = rows[start : start + _CHUNK_ROWS]
+                places = chosen.tolist()
                 indexes = self._plan.indexes[chosen]
-                keys = [self._keys[row] for row in chosen]
-                columns = {name: self._gather(name, chosen) for name in fields}
+                keys = [self._keys[row] for row in places]
+                columns = {name: self._gather(name, indexes.tolist()) for name in fields}
+                # Before any bit of them is copied: what changes a value later counts it up.
+                self._versions[chosen] = _summed(columns.values(), len(chosen))
                 yield from _loaded(self._cut.spilled, keys, indexes, columns)
 
     def placed(self, table: "TableWriter", known: list[SegmentRows]) -> list[SegmentRows]:
@@ -182,30 +183,34 @@ class _PlannedRows:
         """Sums of the versions of the chosen rows' values; -1 where one counts none."""
         for fields, group in self._groups:
             rows = group[chosen[group]]
-            if not len(rows):
-                continue
-            total = np.zeros(len(rows), np.int64)
-            unknown = np.zeros(len(rows), np.bool_)
-            places = rows.tolist()
-            for name in fields:
-                versions = versions_of(self._gather(name, places))
-                unknown |= versions < 0
-                total += versions
-            self._versions[rows] = np.where(unknown, -1, total)
+            if len(rows):
+                indexes = self._plan.indexes[rows].tolist()
+                values = (self._gather(name, indexes) for name in fields)
+                self._versions[rows] = _summed(values, len(rows))
 
-    def _gather(self, name: str, rows: list[int]) -> list[Any]:
+    def _gather(self, name: str, indexes: list[int]) -> list[Any]:
         values = self._cut.fields.get(name, {})
-        indexes = self._plan.indexes[rows].tolist()
         try:
             return list(map(values.__getitem__, indexes))
         except KeyError:
-            missing = next(row for row, i in zip(rows, indexes, strict=True) if i not in values)
+            missing = next(index for index in indexes if index not in values)
+            key = self._keys[int(np.searchsorted(self._plan.indexes, missing))]
             raise CutInconsistent(
-                f"row {self._keys[missing]!r} of {self._plan.partition_id!r} was produced but is "
-                "not here",
+                f"row {key!r} of {self._plan.partition_id!r} was produced but is not here",
                 what=name,
                 hint="save again",
             ) from None
+
+
+def _summed(columns: Iterable[list[Any]], rows: int) -> npt.NDArray[np.int64]:
+    """Sum of the versions of every row's values; -1 where one counts none."""
+    total = np.zeros(rows, np.int64)
+    unknown = np.zeros(rows, np.bool_)
+    for values in columns:
+        versions = versions_of(values)
+        unknown |= versions < 0
+        total += versions
+    return np.where(unknown, -1, total)
 
 
 def patterns_of(
