@@ -8,6 +8,7 @@ with BodyCompression ZSTD per buffer.
 
 import struct
 from collections.abc import Sequence
+from itertools import chain
 
 import numpy as np
 import pyarrow as pa
@@ -146,14 +147,17 @@ def batch_header(
     flat = b"".join(
         (
             fixed,
-            struct.pack("<4xI", len(field_nodes)),
-            b"".join(struct.pack("<qq", *node) for node in field_nodes),
-            struct.pack("<4xI", len(places)),
-            b"".join(struct.pack("<qq", *place) for place in places),
+            _pairs(field_nodes),
+            _pairs(places),
         )
     )
     flat += bytes(padding(len(flat) + 8))
     return struct.pack("<Ii", 0xFFFFFFFF, len(flat)) + flat
+
+
+def _pairs(pairs: Sequence[tuple[int, int]]) -> bytes:
+    """A vector of structs of two int64."""
+    return struct.pack(f"<4xI{2 * len(pairs)}q", len(pairs), *chain.from_iterable(pairs))
 
 
 def raw_prefix() -> bytes:

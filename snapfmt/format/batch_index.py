@@ -1,8 +1,8 @@
 """The batch index and the keys of a segment (spec/v1/06-tables.md, Indexes)."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from itertools import islice
+from itertools import accumulate, pairwise
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -17,6 +17,8 @@ from snapfmt.limits import DEFAULT_LIMITS, Limits
 from snapfmt_schemas.part import ColumnSpec
 
 _Numbers = npt.NDArray[np.int64]
+_Digests = npt.NDArray[np.void]
+_DIGEST = np.dtype("V32")
 
 
 class BatchIndexBuilder:
@@ -115,8 +117,15 @@ def read_stream(
     return batch
 
 
-@dataclass(frozen=True, slots=True)
-class BatchPlace:
+def _raw_digests(column: pa.Array) -> _Digests:
+    """Digests as an array whose items are bytes; unlike text, they keep their last zeros."""
+    data = column.buffers()[1]
+    if data is None:
+        return np.empty(0, _DIGEST)
+    return np.frombuffer(data, _DIGEST, len(column), column.offset * _DIGEST.itemsize)
+
+
+class BatchPlace(NamedTuple):
     """Where one batch lies in the segment's stream."""
 
     row_start: int
@@ -154,7 +163,9 @@ class BatchIndex:
         ]
         self.starts: npt.NDArray[np.int64] = batch.column("row_start").to_numpy()
         self.counts: npt.NDArray[np.int64] = batch.column("rows").to_numpy()
-        self._header_digests = batch.column("header_digest")
+        self._header_digests = _raw_digests(batch.column("header_digest"))
+        # First and last buffer of each column.
+        self._cuts = list(pairwise(accumulate(self._counts, initial=0)))
         self._headers, self._offsets, self._sizes, self._buffers, self._digests = self._check(
             batch, rows, head_size, stream_size, limits
         )
@@ -162,11 +173,11 @@ class BatchIndex:
 
     def _check(
         self, table: pa.RecordBatch, rows: int, head_size: int, stream_size: int, limits: Limits
-    ) -> tuple[_Numbers, _Numbers, _Numbers, _Numbers, pa.Array]:
+    ) -> tuple[_Numbers, _Numbers, _Numbers, _Numbers, _Digests]:
         """Batches tile the rows and, with head and end, every byte of the stream.
 
         Returns the sizes of headers; of chunks the offsets and sizes, batch by batch; the sizes of
-        buffers; and the digests of all chunks in one line.
+        buffers; and the digests of chunks.
         """
         what = self._what
         if not 0 <= head_size <= stream_size:
@@ -208,7 +219,8 @@ class BatchIndex:
         if not ok:
             raise FormatError("batches do not cover the segment's bytes", what=what)
         lengths = table.column("buffer_size").flatten().to_numpy().reshape(-1, buffers)
-        return headers, chunks, sizes, lengths, table.column("chunk_digest").flatten()
+        digests = _raw_digests(table.column("chunk_digest").flatten()).reshape(-1, width)
+        return headers, chunks, sizes, lengths, digests
 
     def __len__(self) -> int:
         return len(self.starts)
@@ -219,14 +231,14 @@ class BatchIndex:
 
     def place(self, number: int) -> BatchPlace:
         """Where batch `number` lies."""
-        buffers = iter(self._buffers[number].tolist())
+        buffers = self._buffers[number].tolist()
         offsets, sizes = self._offsets[number].tolist(), self._sizes[number].tolist()
         header = int(self._headers[number])
-        digests = self._digests.slice(number * len(sizes), len(sizes)).to_pylist()
+        digests = self._digests[number].tolist()
         chunks = tuple(
-            ChunkPlace(offset, size, digest, tuple(islice(buffers, count)))
-            for offset, size, digest, count in zip(
-                offsets, sizes, digests, self._counts, strict=True
+            ChunkPlace(offset, size, digest, tuple(buffers[first:last]))
+            for offset, size, digest, (first, last) in zip(
+                offsets, sizes, digests, self._cuts, strict=True
             )
         )
         return BatchPlace(
@@ -234,6 +246,6 @@ class BatchIndex:
             int(self.counts[number]),
             offsets[0] - header,
             header,
-            self._header_digests[number].as_py(),
+            self._header_digests[number].item(),
             chunks,
         )

@@ -1,7 +1,8 @@
 """Chunks read back: one column of one batch, verified and decoded (spec/v1/06-tables.md)."""
 
+import struct
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -16,10 +17,11 @@ from snapfmt_schemas.part import ColumnSpec
 
 _MAX_ELEMENTS = 2.0**60
 """Products of shapes stay below this, so that no count wraps around."""
+_EMPTY = memoryview(b"")
+_PREFIX = struct.Struct("<q")
 
 
-@dataclass(frozen=True, slots=True)
-class ChunkPlace:
+class ChunkPlace(NamedTuple):
     """Where one column of one batch lies in the segment's stream."""
 
     offset: int
@@ -28,8 +30,7 @@ class ChunkPlace:
     buffer_sizes: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class StoredChunk:
+class StoredChunk(NamedTuple):
     """Bytes of one column of one batch, and what they should be."""
 
     data: memoryview
@@ -57,11 +58,16 @@ def signature_from(spec: ColumnSpec) -> Signature:
 
 
 def decode_chunks(
-    stored: Sequence[StoredChunk], rows: int, *, limits: Limits = DEFAULT_LIMITS
+    stored: Sequence[StoredChunk],
+    rows: int,
+    *,
+    limits: Limits = DEFAULT_LIMITS,
+    widen: bool = True,
 ) -> list[Column]:
     """Columns of one batch from their bytes, after every digest was checked.
 
-    All are decompressed at once; their values may share memory.
+    All are decompressed at once; their values may share memory, and so may their offsets. Unless
+    `widen` is set, values stay as narrow as they are stored.
 
     Raises:
         CorruptObject: If bytes differ from their digest.
@@ -69,16 +75,16 @@ def decode_chunks(
     """
     for chunk in stored:
         _check(chunk)
-    parts = [list(_buffers(chunk)) for chunk in stored]
-    frames = [part for found in parts for part in found if isinstance(part, zframes.Frame)]
+    frames: list[zframes.Frame] = []
+    parts = [_buffers(chunk, frames) for chunk in stored]
     contents = iter(zframes.decompress_all(frames, limits=limits))
+    offsets = _Offsets(rows)
     return [
         _column(
-            [next(contents) if isinstance(part, zframes.Frame) else part for part in found],
-            chunk.signature,
-            chunk.physical,
-            rows,
-            what=chunk.what,
+            [next(contents) if part is None else part for part in found],
+            chunk,
+            offsets,
+            widen=widen,
         )
         for chunk, found in zip(stored, parts, strict=True)
     ]
@@ -96,47 +102,53 @@ def _check(chunk: StoredChunk) -> None:
         )
 
 
-def _buffers(chunk: StoredChunk) -> Iterator[memoryview | zframes.Frame]:
-    data, what = chunk.data, chunk.what
+def _buffers(chunk: StoredChunk, frames: list[zframes.Frame]) -> list[memoryview | None]:
+    """The buffers of a chunk; those that are None are the frames that are added."""
+    data, place, _, _, what = chunk
+    length = len(data)
+    parts: list[memoryview | None] = []
     position = 0
-    for size in chunk.place.buffer_sizes:
+    for size in place.buffer_sizes:
         end = position + size
-        if size < 0 or end > len(data) or 0 < size < 8:
+        if end > length or (size < 8 and size != 0):
             raise FormatError("a buffer reaches past its chunk", what=what)
         if size == 0:
-            yield memoryview(b"")
+            parts.append(_EMPTY)
             continue
-        raw = int.from_bytes(data[position : position + 8], "little", signed=True)
+        (raw,) = _PREFIX.unpack_from(data, position)
         body = data[position + 8 : end]
         if raw == -1:
-            yield body
+            parts.append(body)
         elif raw < 0:
             raise FormatError("a buffer has a negative size", what=what)
         else:
-            yield zframes.Frame(body, raw, what)
+            frames.append(zframes.Frame(body, raw, what))
+            parts.append(None)
         position = end + arrow_stream.padding(size)
-    if position != len(data):
+    if position != length:
         raise FormatError("a chunk is longer than its buffers", what=what)
+    return parts
 
 
 def _column(
-    parts: list[memoryview], signature: Signature, physical: str, rows: int, *, what: str
+    parts: list[memoryview], chunk: StoredChunk, known: "_Offsets", *, widen: bool
 ) -> Column:
+    _, _, signature, physical, what = chunk
+    rows = known.rows
     present = _validity(parts[0], rows, what=what)
     if not signature.is_array:
-        offsets = _integers(parts[1], what=what)
-        values = np.frombuffer(parts[2], np.uint8)
-        return Column(signature, values, _offsets(offsets, rows, len(values), what), present)
-    dtype = storage_dtype(signature.dtype)
-    stored = _array(parts[-1 if signature.ndim <= 1 else 3], np.dtype(physical), what=what)
-    values = stored.astype(dtype, copy=False)
+        text = np.frombuffer(parts[2], np.uint8)
+        return Column(signature, text, known.of(parts[1], len(text), what), present)
+    values = _array(parts[-1 if signature.ndim <= 1 else 3], np.dtype(physical), what=what)
+    if widen:
+        values = values.astype(storage_dtype(signature.dtype), copy=False)
     if signature.ndim == 0:
         if len(values) != rows:
             raise FormatError(f"column has {len(values)} values for {rows} rows", what=what)
         if present is None:
             return Column(signature, values, np.arange(rows + 1, dtype=np.int64))
         return Column(signature, values[present], offsets_of(present.astype(np.int64)), present)
-    offsets = _offsets(_integers(parts[1], what=what), rows, len(values), what)
+    offsets = known.of(parts[1], len(values), what)
     shapes = None
     if signature.ndim > 1:
         flat = _integers(parts[6], what=what)
@@ -177,6 +189,24 @@ def _integers(part: memoryview, *, what: str) -> npt.NDArray[np.int64]:
     if len(part) % 8:
         raise FormatError("buffer is not a run of int64", what=what)
     return np.frombuffer(part, np.int64)
+
+
+class _Offsets:
+    """Row offsets of the columns of a batch, most of which are the same: checked once."""
+
+    def __init__(self, rows: int) -> None:
+        self.rows = rows
+        self._data = _EMPTY
+        self._last: npt.NDArray[np.int64] | None = None
+
+    def of(self, part: memoryview, values: int, what: str) -> npt.NDArray[np.int64]:
+        """The offsets that a buffer holds, of so many values."""
+        last = self._last
+        if last is not None and int(last[-1]) == values and part == self._data:
+            return last
+        self._last = _offsets(_integers(part, what=what), self.rows, values, what)
+        self._data = part
+        return self._last
 
 
 def _offsets(

@@ -1,7 +1,7 @@
 """One stored segment: its keys, its batches, single columns of single batches."""
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -191,19 +191,31 @@ class SegmentReader:
             yield
 
     def read(
-        self, number: int, chosen: Rows, columns: Sequence[str] | None = None
+        self,
+        number: int,
+        chosen: Rows,
+        columns: Sequence[str] | None = None,
+        *,
+        widen: bool = True,
     ) -> dict[str, Column]:
         """The chosen rows of one batch, only the named columns' bytes are read.
 
         Raises:
             CorruptObject: If a byte that was read differs from its digest.
         """
-        return next(self.read_group([(number, chosen)], columns))
+        return next(self.read_group([(number, chosen)], columns, widen=widen))
 
     def read_group(
-        self, chosen: Sequence[tuple[int, Rows]], columns: Sequence[str] | None = None
+        self,
+        chosen: Sequence[tuple[int, Rows]],
+        columns: Sequence[str] | None = None,
+        *,
+        widen: bool = True,
     ) -> Iterator[dict[str, Column]]:
-        """As `read`, of several batches, whose bytes are fetched together."""
+        """As `read`, of several batches, whose bytes are fetched together.
+
+        Unless `widen` is set, values stay as narrow as they are stored.
+        """
         wanted = self._wanted(columns)
         batches = [self.index.place(number) for number, _ in chosen]
         data = iter(self._fetch([batch.chunks[at + 1] for batch in batches for at in wanted]))
@@ -218,7 +230,9 @@ class SegmentReader:
                 )
                 for at in wanted
             ]
-            decoded = chunks.decode_chunks(stored, batch.rows, limits=self._source.limits)
+            decoded = chunks.decode_chunks(
+                stored, batch.rows, limits=self._source.limits, widen=widen
+            )
             whole = isinstance(rows, slice) and rows == slice(0, batch.rows)
             yield {
                 self.names[at]: column if whole else _chosen(column, rows)
@@ -230,9 +244,12 @@ class SegmentReader:
 
         The first ones are small: who wants few rows has them soon.
         """
+        return self._together(self.plan(start, stop))
+
+    def _together(self, planned: Iterable[tuple[int, Rows]]) -> Iterator[list[tuple[int, Rows]]]:
         group: list[tuple[int, Rows]] = []
         size = limit = 0
-        for number, rows in self.plan(start, stop):
+        for number, rows in planned:
             more = int(self.index.sizes[number])
             if group and size + more > limit:
                 yield group
@@ -302,11 +319,14 @@ class SegmentReader:
         expected = arrow_stream.head(list(zip(names, signatures, physicals, strict=True)))
         if not arrow_stream.same_schema(head, expected):
             raise FormatError("schema message does not fit the part index", what=what)
-        keys = self._all_keys()
+        keys = _Keys(self._keys_entry)
         kinds = list(zip(names, signatures, physicals, strict=True))
-        yield from in_order(
-            partial(self._check_batch, number, kinds, keys) for number in range(len(self.index))
-        )
+        whole = ((number, slice(0, int(rows))) for number, rows in enumerate(self.index.counts))
+        for checked in in_order(
+            partial(self._check_group, [number for number, _ in group], kinds, keys)
+            for group in self._together(whole)
+        ):
+            yield from checked
         end = source.unchecked(
             document.data,
             document.data.size - len(arrow_stream.END_OF_STREAM),
@@ -315,14 +335,29 @@ class SegmentReader:
         if end != arrow_stream.END_OF_STREAM:
             raise CorruptObject("end of the stream is damaged", what=what)
 
+    def _check_group(
+        self, numbers: Sequence[int], kinds: Sequence[tuple[str, Signature, str]], keys: "_Keys"
+    ) -> list[tuple[int, str]]:
+        """Batches that follow one another, read together."""
+        places = [self.index.place(number) for number in numbers]
+        first, size = places[0].offset, places[-1].end - places[0].offset
+        data = memoryview(self._source.unchecked(self._document.data, first, size))
+        found = []
+        for number, place in zip(numbers, places, strict=True):
+            label, begin, end = f"{self._what} batch {number}", place.offset - first, place.end
+            self._check_batch(data[begin : end - first], place, kinds, keys, label=label)
+            found.append((end - place.offset, label))
+        return found
+
     def _check_batch(
-        self, number: int, kinds: Sequence[tuple[str, Signature, str]], keys: Sequence[str]
-    ) -> tuple[int, str]:
-        source, place = self._source, self.index.place(number)
-        label = f"{self._what} batch {number}"
-        data = memoryview(
-            source.unchecked(self._document.data, place.offset, place.end - place.offset)
-        )
+        self,
+        data: memoryview,
+        place: batch_index.BatchPlace,
+        kinds: Sequence[tuple[str, Signature, str]],
+        keys: "_Keys",
+        *,
+        label: str,
+    ) -> None:
         header = data[: place.header_size]
         if digest.raw_digest([header]) != place.header_digest:
             raise CorruptObject("batch header differs from its digest", what=label)
@@ -333,18 +368,35 @@ class SegmentReader:
             stored.append(
                 chunks.StoredChunk(part, chunk, signature, physical, f"{label} column {name}")
             )
-        columns = chunks.decode_chunks(stored, place.rows, limits=source.limits)
+        columns = chunks.decode_chunks(stored, place.rows, limits=self._source.limits, widen=False)
         _check_header(bytes(header), place, columns, what=label)
-        for column in columns:
+        # Keys that are those of the keys entry are text: Arrow looked at them all.
+        same = keys.are(columns[0], place.row_start)
+        for column in columns[1:] if same else columns:
             _check_text(column, what=label)
-        own = [columns[0].value(row) for row in range(place.rows)]
-        if own != keys[place.row_start : place.row_start + place.rows]:
+        if not same:
             raise FormatError("keys of the rows differ from the keys entry", what=label)
-        return len(data), label
 
-    def _all_keys(self) -> list[str]:
-        found: list[str] = self._keys_entry.to_pylist()
-        return found
+
+class _Keys:
+    """The keys entry as arrays."""
+
+    def __init__(self, entry: pa.Array) -> None:
+        _, offsets, values = entry.buffers()
+        self._offsets = np.zeros(1, np.int64)
+        if len(entry):
+            self._offsets = np.frombuffer(offsets, np.int64, len(entry) + 1, 8 * entry.offset)
+        self._values = memoryview(values or b"").cast("B")
+
+    def are(self, own: Column, start: int) -> bool:
+        """Whether the keys of a batch are those of the entry from row `start`."""
+        expected = self._offsets[start : start + own.rows + 1]
+        first, last = int(expected[0]), int(expected[-1])
+        return (
+            (own.present is None or bool(own.present.all()))
+            and np.array_equal(own.offsets, expected - first)
+            and own.values.tobytes() == self._values[first:last]
+        )
 
 
 def _chosen(column: Column, rows: Rows) -> Column:

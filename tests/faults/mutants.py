@@ -649,7 +649,7 @@ READING = (
     ),
     Mutant(
         "segment-stored-keys", "reading/segment.py",
-        "        if own != keys[", "        if not own and keys[",
+        "        same = keys.are(columns[0], place.row_start)\n", "        same = True\n",
         SAFEGUARDS,
     ),
     Mutant(

@@ -5,14 +5,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 from snapfmt import Repository
 from snapfmt.errors import CorruptObject, FormatError, InputError, LeaseExpired, MissingObject
-from snapfmt.format import arrow_stream, jsonl, layout
+from snapfmt.format import arrow_stream, batch_index, jsonl, layout
 from snapfmt.limits import DEFAULT_LIMITS
 from snapfmt.reading import checks
-from snapfmt.reading.segment import SegmentReader
 from snapfmt.reading.snapshot import Part
 from snapfmt.reading.source import Source
 from snapfmt.storage.local import LocalStore
@@ -174,13 +174,17 @@ def test_a_range_never_leaves_its_entry(repository: Repository) -> None:
             source.unchecked(inner, offset, size)
 
 
+@pytest.mark.parametrize("keys", [["k2", "k1", "k0"], ["k", "0k1", "k2"], ["k0", "k1", "k"]])
 def test_keys_of_the_rows_that_differ_from_the_list_of_keys_are_found(
-    repository: Repository, monkeypatch: pytest.MonkeyPatch
+    repository: Repository, monkeypatch: pytest.MonkeyPatch, keys: list[str]
 ) -> None:
+    """Also those that are the same text, or as long."""
     save(repository, value=1)
     assert repository.verify().findings == []
-    real = SegmentReader._all_keys
-    monkeypatch.setattr(SegmentReader, "_all_keys", lambda self: real(self)[::-1])
+    wrong = batch_index.keys_to_bytes([pa.array(keys)])
+    with monkeypatch.context() as patch:
+        patch.setattr(batch_index, "keys_to_bytes", lambda _: wrong)
+        save(repository, value=2)
     assert any("keys of the rows differ" in item.message for item in repository.verify().damage)
 
 
