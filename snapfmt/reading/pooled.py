@@ -4,7 +4,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import chain, islice
-from typing import TypeVar
+from typing import Generic, Self, TypeVar
 
 T = TypeVar("T")
 
@@ -39,3 +39,29 @@ def in_order(calls: Iterable[Callable[[], T]]) -> Iterator[T]:
         finally:
             for future in flight:
                 future.cancel()
+
+
+class Begun(Generic[T]):
+    """Calls that run on threads before their results are asked for, each under a name.
+
+    A context manager; leaving it gives up those that did not begin and waits for the others.
+    """
+
+    def __init__(self) -> None:
+        self._pool = ThreadPoolExecutor(WORKERS, thread_name_prefix="snapfmt-begun")
+        self._futures: dict[str, Future[T]] = {}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._pool.shutdown(wait=True, cancel_futures=True)
+
+    def begin(self, name: str, call: Callable[[], T]) -> None:
+        """Begin a call, unless one was begun under that name."""
+        if name not in self._futures:
+            self._futures[name] = self._pool.submit(call)
+
+    def result(self, name: str) -> T:
+        """What the call returned; raises what it raised."""
+        return self._futures[name].result()

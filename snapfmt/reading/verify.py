@@ -8,20 +8,21 @@ from functools import partial
 
 from snapfmt.errors import NotFoundError, NotPublished, SnapfmtError, StorageUnavailable
 from snapfmt.format import canonical, jsonl, layout, pack
-from snapfmt.format.reach import objects
+from snapfmt.format.reach import extents, objects
 from snapfmt.limits import DEFAULT_LIMITS, Limits
 from snapfmt.reading import checks
 from snapfmt.reading.folders import files, hidden, names
-from snapfmt.reading.pooled import in_order
+from snapfmt.reading.pooled import Begun
 from snapfmt.reading.report import Finding, Severity, VerifyReport, rule_of
 from snapfmt.reading.segment import SegmentReader
 from snapfmt.reading.snapshot import Part, Snapshot
 from snapfmt.storage.base import Store
 from snapfmt_schemas.manifest import Manifest, RepositoryDocument
-from snapfmt_schemas.part import Location
 
 Progress = Callable[[int, str], None]
 """Called with the bytes that were just checked and what they belong to."""
+_Look = Callable[[], tuple[int | None, str]]
+"""Tells what was seen of an object, or raises what went wrong."""
 _ROOT = {layout.REPOSITORY_KEY, *layout.FOLDERS}
 
 
@@ -40,13 +41,14 @@ def verify(
     Shallow reads manifests and part indexes and looks at sizes; deep reads and hashes every
     byte that a snapshot reaches and, unless `decode` is off, decodes every record and row.
     """
-    audit = _Audit(store, deep, deep and decode, progress, repository_id, limits)
-    if snapshots is None:
-        audit.repository()
-    else:
-        for item in snapshots:
-            audit.snapshot(item)
-    audit.objects()
+    with Begun[_Look]() as looks:
+        audit = _Audit(store, deep, deep and decode, progress, repository_id, limits, looks)
+        if snapshots is None:
+            audit.repository()
+        else:
+            for item in snapshots:
+                audit.snapshot(item)
+        audit.objects()
     if snapshots is None:
         audit.retired_since()
         audit.beside()
@@ -63,8 +65,10 @@ class _Audit:
         progress: Progress | None,
         repository_id: str | None,
         limits: Limits,
+        looks: Begun[_Look],
     ) -> None:
         self._store = store
+        self._looks = looks
         self._progress = progress or (lambda size, what: None)
         self._repository_id = repository_id
         self._limits = limits
@@ -184,20 +188,22 @@ class _Audit:
             return
         if problem:
             self._find("format", "damage", key, problem, (number,))
-        for entry in index.entries:
-            self._extent(entry.location, number)
-        for table in index.tables:
-            for item in table.segments:
-                for place in (item.data, item.batches, item.keys, item.live):
-                    if place is not None:
-                        self._extent(place, number)
+        for name, end in extents(index).items():
+            self._pack(layout.object_key(name), end, number)
         if self.report.decoded:
             self._contents(part, number)
 
-    def _extent(self, place: Location, number: int) -> None:
-        key = layout.object_key(place.pack)
+    def _pack(self, key: str, end: int, number: int) -> None:
         self._reach.setdefault(key, set()).add(number)
-        self._ends[key] = max(self._ends.get(key, 0), place.offset + place.size)
+        self._ends[key] = max(self._ends.get(key, 0), end)
+        self._look(key)
+
+    def _look(self, key: str) -> None:
+        """Begin to look at an object; what is decoded meanwhile leaves a processor free."""
+        end = self._ends.get(key, 0)
+        self._looks.begin(
+            key, partial(checks.look_at, self._store, key, end, deep=self.report.deep)
+        )
 
     def _contents(self, part: Part, number: int) -> None:
         for entry in part.entries():
@@ -235,15 +241,13 @@ class _Audit:
     def objects(self) -> None:
         """Every object that a snapshot reaches: there, long enough, and deep its own digest."""
         reach = sorted(self._reach.items())
-        looks = in_order(
-            partial(checks.look_at, self._store, key, self._ends.get(key, 0), deep=self.report.deep)
-            for key, _ in reach
-        )
-        for (key, numbers), look in zip(reach, looks, strict=True):
+        for key, _ in reach:
+            self._look(key)
+        for key, numbers in reach:
             self.report.objects += 1
             harmed = tuple(sorted(numbers))
             try:
-                self._object(key, harmed, *look())
+                self._object(key, harmed, *self._looks.result(key)())
             except SnapfmtError as error:
                 self._failed(error, key, *harmed)
 

@@ -6,7 +6,7 @@ from functools import partial
 
 import pytest
 
-from snapfmt.reading.pooled import AHEAD, in_order
+from snapfmt.reading.pooled import AHEAD, WORKERS, Begun, in_order
 
 
 def here(number: int) -> Callable[[], tuple[int, bool]]:
@@ -45,3 +45,32 @@ def test_who_stops_asking_ends_it() -> None:
             yield partial(int, number)
 
     assert list(zip(range(2), in_order(calls()), strict=False)) == [(0, 0), (1, 1)]
+
+
+def test_a_call_is_begun_once_for_its_name_and_its_error_is_its_result() -> None:
+    begun: list[int] = []
+    with Begun[int]() as calls:
+        for number in range(3):
+            calls.begin("a", partial(_noted, begun, number))
+        calls.begin("b", partial(int, "no number"))
+        assert calls.result("a") == 0
+        with pytest.raises(ValueError, match="no number"):
+            calls.result("b")
+    assert begun == [0]
+
+
+def test_who_leaves_gives_up_what_did_not_begin() -> None:
+    begun: list[int] = []
+    held = threading.Event()
+    with Begun[object]() as calls:
+        for number in range(WORKERS):
+            calls.begin(f"held {number}", partial(held.wait, 5))
+        for number in range(100):
+            calls.begin(f"{number}", partial(_noted, begun, number))
+        threading.Timer(0.1, held.set).start()
+    assert len(begun) <= WORKERS
+
+
+def _noted(begun: list[int], number: int) -> int:
+    begun.append(number)
+    return number
