@@ -7,7 +7,7 @@ copy that much; one for every 2 MiB costs little.
 import contextlib
 import mmap
 import threading
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -31,9 +31,9 @@ class Blocks:
         self._block = np.empty(0, np.uint8)
         self._taken = 0
 
-    def copy(self, values: npt.NDArray[Item]) -> npt.NDArray[Item]:
-        """A copy of a one-dimensional array."""
-        place = self._take(values.nbytes).view(values.dtype)
+    def copy(self, values: npt.NDArray[Any], dtype: np.dtype[Item]) -> npt.NDArray[Item]:
+        """A copy of a one-dimensional array, whose numbers a dtype holds all."""
+        place = self._take(values.size * dtype.itemsize).view(dtype)
         place[:] = values
         return place
 

@@ -219,14 +219,18 @@ def _plain(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 def column_to_values(column: Column, blocks: Blocks) -> list[Any]:
     """Every row's value: tensor, numpy array, str, bytes or Python value; MISSING where absent.
 
+    The column's values may be as narrow as they are stored.
+
     Each tensor has a storage of its own: one that is pickled does not take its neighbours with
     it. Memory is freed a block at a time.
     """
     signature = column.signature
     if signature.kind != "tensor":
-        return [column.value(row) for row in range(column.rows)]
+        wide = column.widened()
+        return [wide.value(row) for row in range(wide.rows)]
     dtype = dtype_of(signature.dtype)
-    bits = blocks.copy(column.values)
+    # Numbers that are stored narrow are widened here: one pass over the memory, not two.
+    bits: npt.NDArray[Any] = blocks.copy(column.values, storage_dtype(signature.dtype))
     if signature.dtype == "bool":
         bits = bits.view(np.bool_)
     elif dtype not in _FROM_NUMPY:

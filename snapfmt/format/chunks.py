@@ -11,7 +11,7 @@ import pyarrow as pa
 from snapfmt.errors import CorruptObject, FormatError
 from snapfmt.format import arrow_stream, digest, zframes
 from snapfmt.format.columns import MAX_AXES, Column, Signature, offsets_of
-from snapfmt.format.dtypes import LOGICAL, storage_dtype, widenings
+from snapfmt.format.dtypes import LOGICAL, widenings
 from snapfmt.limits import DEFAULT_LIMITS, Limits
 from snapfmt_schemas.part import ColumnSpec
 
@@ -62,12 +62,11 @@ def decode_chunks(
     rows: int,
     *,
     limits: Limits = DEFAULT_LIMITS,
-    widen: bool = True,
 ) -> list[Column]:
     """Columns of one batch from their bytes, after every digest was checked.
 
-    All are decompressed at once; their values may share memory, and so may their offsets. Unless
-    `widen` is set, values stay as narrow as they are stored.
+    All are decompressed at once; their values may share memory, and so may their offsets. Values
+    are as narrow as they are stored: see `Column.widened`.
 
     Raises:
         CorruptObject: If bytes differ from their digest.
@@ -84,7 +83,6 @@ def decode_chunks(
             [next(contents) if part is None else part for part in found],
             chunk,
             offsets,
-            widen=widen,
         )
         for chunk, found in zip(stored, parts, strict=True)
     ]
@@ -130,9 +128,7 @@ def _buffers(chunk: StoredChunk, frames: list[zframes.Frame]) -> list[memoryview
     return parts
 
 
-def _column(
-    parts: list[memoryview], chunk: StoredChunk, known: "_Offsets", *, widen: bool
-) -> Column:
+def _column(parts: list[memoryview], chunk: StoredChunk, known: "_Offsets") -> Column:
     _, _, signature, physical, what = chunk
     rows = known.rows
     present = _validity(parts[0], rows, what=what)
@@ -140,8 +136,6 @@ def _column(
         text = np.frombuffer(parts[2], np.uint8)
         return Column(signature, text, known.of(parts[1], len(text), what), present)
     values = _array(parts[-1 if signature.ndim <= 1 else 3], np.dtype(physical), what=what)
-    if widen:
-        values = values.astype(storage_dtype(signature.dtype), copy=False)
     if signature.ndim == 0:
         if len(values) != rows:
             raise FormatError(f"column has {len(values)} values for {rows} rows", what=what)

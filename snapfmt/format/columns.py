@@ -75,6 +75,7 @@ class Column:
 
     `values` holds the stored bits of all rows back to back (uint8 for text, bytes and value);
     row i owns `values[offsets[i]:offsets[i + 1]]`. `present` is None when no row is missing.
+    What was just decoded may hold integers in a narrower dtype; nothing but `widened` takes those.
     `shapes` is an int64 array of (rows, ndim) for ndim >= 2, else None.
     """
 
@@ -104,6 +105,15 @@ class Column:
             None if self.present is None else self.present[start:stop],
             None if self.shapes is None else self.shapes[start:stop],
         )
+
+    def widened(self) -> "Column":
+        """The same rows, whose values have the dtype of the signature also if they were narrow."""
+        if not self.signature.is_array:
+            return self
+        dtype = storage_dtype(self.signature.dtype)
+        if self.values.dtype == dtype:
+            return self
+        return replace(self, values=self.values.astype(dtype))
 
     def copy(self) -> "Column":
         """The same rows with values of their own."""

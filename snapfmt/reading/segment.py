@@ -195,26 +195,23 @@ class SegmentReader:
         number: int,
         chosen: Rows,
         columns: Sequence[str] | None = None,
-        *,
-        widen: bool = True,
     ) -> dict[str, Column]:
         """The chosen rows of one batch, only the named columns' bytes are read.
 
         Raises:
             CorruptObject: If a byte that was read differs from its digest.
         """
-        return next(self.read_group([(number, chosen)], columns, widen=widen))
+        (found,) = self.read_group([(number, chosen)], columns)
+        return {name: column.widened() for name, column in found.items()}
 
     def read_group(
         self,
         chosen: Sequence[tuple[int, Rows]],
         columns: Sequence[str] | None = None,
-        *,
-        widen: bool = True,
     ) -> Iterator[dict[str, Column]]:
         """As `read`, of several batches, whose bytes are fetched together.
 
-        Unless `widen` is set, values stay as narrow as they are stored.
+        Values are as narrow as they are stored: see `Column.widened`.
         """
         wanted = self._wanted(columns)
         batches = [self.index.place(number) for number, _ in chosen]
@@ -230,9 +227,7 @@ class SegmentReader:
                 )
                 for at in wanted
             ]
-            decoded = chunks.decode_chunks(
-                stored, batch.rows, limits=self._source.limits, widen=widen
-            )
+            decoded = chunks.decode_chunks(stored, batch.rows, limits=self._source.limits)
             whole = isinstance(rows, slice) and rows == slice(0, batch.rows)
             yield {
                 self.names[at]: column if whole else _chosen(column, rows)
@@ -368,7 +363,7 @@ class SegmentReader:
             stored.append(
                 chunks.StoredChunk(part, chunk, signature, physical, f"{label} column {name}")
             )
-        columns = chunks.decode_chunks(stored, place.rows, limits=self._source.limits, widen=False)
+        columns = chunks.decode_chunks(stored, place.rows, limits=self._source.limits)
         _check_header(bytes(header), place, columns, what=label)
         # Keys that are those of the keys entry are text: Arrow looked at them all.
         same = keys.are(columns[0], place.row_start)

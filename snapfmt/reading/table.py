@@ -115,7 +115,7 @@ class TableReader:
             NoMatch: If a named column is not in the table.
             CorruptError: If bytes that were read are damaged.
         """
-        yield from self._each(_as_it_is, columns, start, stop)
+        yield from self._each(_widened, columns, start, stop)
 
     def _each(
         self,
@@ -283,5 +283,5 @@ def _torch() -> tuple[Any, Any]:
     return bridge, bridge.Blocks()
 
 
-def _as_it_is(batch: RowBatch) -> RowBatch:
-    return batch
+def _widened(batch: RowBatch) -> RowBatch:
+    return RowBatch(batch.keys, {name: item.widened() for name, item in batch.columns.items()})

@@ -286,7 +286,7 @@ def _chunk(ground: Ground) -> Prepared:
         chunk = chunks.StoredChunk(memoryview(body), place, signature, stored, WHAT)
         (column,) = chunks.decode_chunks([chunk], rows, limits=LIMITS)
         same(column.rows, rows)
-        _read_column(column)
+        _read_column(column.widened())
 
     return Prepared(run, list(_chunk_seeds(Golden(ground.vectors), dtypes)))
 
@@ -313,7 +313,7 @@ def _read_column(column: Column) -> None:
     (again,) = chunks.decode_chunks([chunk], column.rows)
     same(
         [plain(value) for value in values],
-        [plain(again.value(row)) for row in range(len(values))],
+        [plain(again.widened().value(row)) for row in range(len(values))],
     )
 
 

@@ -10,13 +10,14 @@ import pytest
 from snapfmt.adapters import blocks
 from snapfmt.adapters.blocks import FIRST, LARGEST, Blocks
 
+BYTE = np.dtype(np.uint8)
 SIZES = [0, 1, 63, 64, 65, FIRST, FIRST + 1, LARGEST // 2, LARGEST // 2 + 1, 3 * LARGEST]
 
 
 def test_arrays_are_copied_and_lie_apart() -> None:
     memory = Blocks()
     given = [np.full(size, number % 256, np.uint8) for number, size in enumerate(SIZES * 3)]
-    copies = [memory.copy(values) for values in given]
+    copies = [memory.copy(values, values.dtype) for values in given]
     for values in given:
         values[:] = 255
     for number, copy in enumerate(copies):
@@ -31,9 +32,20 @@ def test_arrays_are_copied_and_lie_apart() -> None:
 def test_every_array_is_aligned(dtype: type[np.generic]) -> None:
     memory = Blocks()
     for count in (3, 1, 5):
-        copy = memory.copy(np.arange(count).astype(dtype))
+        copy = memory.copy(np.arange(count).astype(dtype), np.dtype(dtype))
         assert copy.dtype == dtype
         assert copy.ctypes.data % 16 == 0
+
+
+@pytest.mark.parametrize("narrow", [np.uint8, np.int32, np.int64])
+def test_a_copy_of_narrow_numbers_is_as_wide_as_it_is_asked_for(narrow: type[np.integer]) -> None:
+    limits = np.iinfo(narrow)
+    shifted = np.frombuffer(b"." + np.array([limits.min, 7, limits.max], narrow).tobytes(), "u1")[
+        1:
+    ]
+    copy = Blocks().copy(shifted.view(narrow), np.dtype(np.int64))
+    assert copy.dtype == np.int64
+    assert copy.tolist() == [limits.min, 7, limits.max]
 
 
 def test_few_values_take_little_memory_and_many_take_large_blocks(
@@ -48,20 +60,20 @@ def test_few_values_take_little_memory_and_many_take_large_blocks(
 
     monkeypatch.setattr(blocks, "_block", counting)
     memory = Blocks()
-    memory.copy(np.zeros(10, np.uint8))
+    memory.copy(np.zeros(10, np.uint8), BYTE)
     assert sizes == [FIRST]
     for _ in range(3 * LARGEST // 1000):
-        memory.copy(np.zeros(1000, np.uint8))
+        memory.copy(np.zeros(1000, np.uint8), BYTE)
     assert max(sizes) == LARGEST
     assert sizes == sorted(sizes)
 
 
 def test_a_block_is_freed_with_the_last_of_its_arrays() -> None:
     memory = Blocks()
-    first = memory.copy(np.zeros(FIRST // 2, np.uint8))
-    second = memory.copy(np.zeros(FIRST // 2, np.uint8))
+    first = memory.copy(np.zeros(FIRST // 2, np.uint8), BYTE)
+    second = memory.copy(np.zeros(FIRST // 2, np.uint8), BYTE)
     block = weakref.ref(memory._block)
-    memory.copy(np.zeros(FIRST, np.uint8))
+    memory.copy(np.zeros(FIRST, np.uint8), BYTE)
     del first
     gc.collect()
     assert block() is not None
@@ -75,7 +87,7 @@ def test_threads_are_given_different_memory() -> None:
     found: list[np.ndarray[tuple[int, ...], np.dtype[np.int64]]] = []
 
     def take(number: int) -> None:
-        found.extend(memory.copy(np.full(100, number)) for _ in range(300))
+        found.extend(memory.copy(np.full(100, number), np.dtype(np.int64)) for _ in range(300))
 
     threads = [threading.Thread(target=take, args=(number,)) for number in range(4)]
     for thread in threads:

@@ -311,7 +311,7 @@ def decoded(
     **kwargs: Any,
 ) -> Column:
     stored = chunks.StoredChunk(data, place, signature, physical, "x")
-    return chunks.decode_chunks([stored], rows, **kwargs)[0]
+    return chunks.decode_chunks([stored], rows, **kwargs)[0].widened()
 
 
 VECTOR = Signature("ndarray", "int64", 1)

@@ -326,4 +326,4 @@ def _ours(
 def _indexes(column: Column | None) -> Any:
     if column is None or column.signature.dtype != "int64" or column.present is not None:
         raise FormatError("rows without a global index", what=names.INDEX_COLUMN)
-    return column.values.view(np.int64)
+    return column.widened().values.view(np.int64)
