@@ -122,7 +122,7 @@ def _buffers(chunk: StoredChunk, frames: list[zframes.Frame]) -> list[memoryview
         else:
             frames.append(zframes.Frame(body, raw, what))
             parts.append(None)
-        position = end + arrow_stream.padding(size)
+        position = end + -size % arrow_stream.ALIGNMENT
     if position != length:
         raise FormatError("a chunk is longer than its buffers", what=what)
     return parts

@@ -16,6 +16,7 @@ FAST_LEVEL = -1
 
 _MAGIC = b"\x28\xb5\x2f\xfd"
 _RLE = 1
+_WORD = struct.Struct("<I")
 _PACK_TOGETHER, _UNPACK_TOGETHER = "multi_compress_to_buffer", "multi_decompress_to_buffer"
 """Features of zstandard's C backend: many frames in one call that lets other threads run."""
 
@@ -116,16 +117,18 @@ def _check(frame: Frame, limits: Limits) -> zstandard.FrameParameters:
 def _ends(frame: Frame, header: zstandard.FrameParameters) -> bool:
     """Whether a frame begins and ends with its bytes, by the sizes of its blocks."""
     data = frame.data
+    length = len(data)
     if data[:4] != _MAGIC:
         return False
     position, last = zstandard.frame_header_size(data), 0
     while not last:
-        block = int.from_bytes(data[position : position + 3], "little")
-        last, kind, size = block & 1, block >> 1 & 3, block >> 3
-        position += 3 + (1 if kind == _RLE else size)
-        if position > len(data):
+        if position + 3 > length:
             return False
-    return position + (4 if header.has_checksum else 0) == len(data)
+        # Three bytes; the one before them is the header's or another block's.
+        (word,) = _WORD.unpack_from(data, position - 1)
+        last, kind, size = word >> 8 & 1, word >> 9 & 3, word >> 11
+        position += 3 + (1 if kind == _RLE else size)
+    return position + (4 if header.has_checksum else 0) == length
 
 
 def compress_all(

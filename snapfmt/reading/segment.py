@@ -4,6 +4,7 @@ import contextlib
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import accumulate
 
 import numpy as np
 import numpy.typing as npt
@@ -404,14 +405,11 @@ def _check_header(
     header: bytes, place: batch_index.BatchPlace, columns: Sequence[Column], *, what: str
 ) -> None:
     """The Arrow metadata says the same as the batch index, for readers that know only Arrow."""
-    places: list[tuple[int, int]] = []
-    position = 0
-    for chunk in place.chunks:
-        for size in chunk.buffer_sizes:
-            places.append((position, size))
-            position += size + arrow_stream.padding(size)
+    sizes = [size for chunk in place.chunks for size in chunk.buffer_sizes]
+    *begins, body = accumulate([size + -size % arrow_stream.ALIGNMENT for size in sizes], initial=0)
+    places = list(zip(begins, sizes, strict=True))
     nodes = [node for column in columns for node in arrow_stream.nodes(column)]
-    if header != arrow_stream.batch_header(place.rows, nodes, places, position):
+    if header != arrow_stream.batch_header(place.rows, nodes, places, body):
         raise FormatError("Arrow metadata does not fit the batch index", what=what)
 
 

@@ -1341,8 +1341,8 @@ HOSTILE = (
     ),
     Mutant(
         "hostile-behind-a-frame", "format/zframes.py",
-        "    return position + (4 if header.has_checksum else 0) == len(data)\n",
-        "    return position + (4 if header.has_checksum else 0) <= len(data)\n",
+        "    return position + (4 if header.has_checksum else 0) == length\n",
+        "    return position + (4 if header.has_checksum else 0) <= length\n",
         FRAMES,
     ),
     Mutant(
