@@ -1368,6 +1368,11 @@ HOSTILE = (
         FUZZ,
     ),
     Mutant(
+        "hostile-shared-offsets", "format/chunks.py",
+        "int(last[-1]) == values and part == self._data", "part == self._data",
+        ("tests/unit/test_bounds.py", "-k", "same_offsets"),
+    ),
+    Mutant(
         "hostile-shard-index", "adapters/zarr_layout.py",
         "    if end < 0:\n", "    if False:\n",
         FUZZ,

@@ -361,6 +361,18 @@ def test_a_chunk_that_lies_is_refused(name: str) -> None:
         decode(buffers, signature, rows)
 
 
+def test_columns_of_a_batch_with_the_same_offsets_have_as_many_values() -> None:
+    offsets = i64(0, 1, 2)
+    good, short = (
+        chunks.StoredChunk(data, place, VECTOR, "int64", "x")
+        for data, place in (chunk_of([b"", offsets, b"", i64(*some)]) for some in ((7, 8), (7,)))
+    )
+    first, second = chunks.decode_chunks([good, good], 2)
+    assert first.value(1) == second.value(1) == [8]
+    with pytest.raises(FormatError, match="offsets do not fit"):
+        chunks.decode_chunks([good, short], 2)
+
+
 @pytest.mark.parametrize("sizes", [(0, 10**9, 0, 0), (0, -8, 0, 24), (0, 7, 0, 24), (0, 0, 0, 0)])
 def test_buffer_sizes_that_leave_their_chunk_are_refused(sizes: tuple[int, ...]) -> None:
     with pytest.raises(CorruptError):

@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from snapfmt import Repository
@@ -13,6 +14,7 @@ from snapfmt.reading.verify import verify
 from snapfmt.testing.corruption import flip
 from snapfmt.testing.forgery import forge, seal
 from snapfmt.testing.samples import save, save_on
+from snapfmt.writing import table as table_module
 
 
 def rules(repository: Repository, **kwargs: Any) -> dict[str, str]:
@@ -157,6 +159,25 @@ def test_arrow_metadata_that_contradicts_the_index_is_found(repository: Reposito
     hashed = repository.verify(decode=False)
     assert (hashed.deep, hashed.decoded, hashed.damage) == (True, False, [])
     assert hashed.bytes == sum(size for _, size in repository.store.walk(layout.OBJECTS))
+
+
+@pytest.mark.parametrize("number", [0, 1, 5, 12])
+def test_damage_is_found_in_each_batch_of_those_that_are_read_together(
+    repository: Repository, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    monkeypatch.setattr(table_module, "BATCH_ROWS", 3)
+    with repository.begin() as attempt:
+        part = attempt.part("p", workers=1)
+        with part.table("rows") as table:
+            table.append([f"k{i}" for i in range(39)], {"x": [np.arange(i) for i in range(39)]})
+        attempt.publish([part.seal()])
+    assert repository.verify().findings == []
+    (segment,) = repository.snapshot().table("rows").segments()
+    place, data = segment.index.place(number), segment.document.data
+    path = Path(repository.location) / layout.object_key(data.pack)
+    flip(path, data.offset + place.chunks[1].offset + 3)
+    found = [item.message for item in repository.verify().damage]
+    assert any(f"batch {number} column x" in message for message in found), found
 
 
 def test_one_snapshot_alone(repository: Repository) -> None:
