@@ -66,6 +66,7 @@ _RUN = 8
 """Rows that lie back to back, on average, from which on they are copied a run at a time."""
 _FACTS = attrgetter("dtype", "ndim", "layout", "is_nested", "is_meta")
 _IS_CPU = attrgetter("is_cpu")
+_SIZE = attrgetter("size")
 
 
 def dtype_of(name: str) -> torch.dtype:
@@ -237,10 +238,14 @@ def column_to_values(column: Column, blocks: Blocks) -> list[Any]:
         bits = bits.view(f"i{bits.itemsize}" if bits.itemsize > 1 else "u1")
     # Rows are cut by numpy: calls of torch take twice as long, and give up the interpreter's lock
     # each time. But what comes from an empty array has not the strides of a new tensor.
-    rows = [
-        torch.from_numpy(piece) if piece.size else torch.empty(piece.shape, dtype=dtype)
-        for piece in _pieces(column, bits)
-    ]
+    pieces = _pieces(column, bits)
+    if all(map(_SIZE, pieces)):
+        rows = list(map(torch.from_numpy, pieces))
+    else:
+        rows = [
+            torch.from_numpy(piece) if piece.size else torch.empty(piece.shape, dtype=dtype)
+            for piece in pieces
+        ]
     if dtype not in _FROM_NUMPY:
         rows = [row.view(dtype) if row.numel() else row for row in rows]
     if column.present is None:
