@@ -4,7 +4,6 @@ import contextlib
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import accumulate
 
 import numpy as np
 import numpy.typing as npt
@@ -13,8 +12,9 @@ import pyarrow.compute as pc
 
 from snapfmt.errors import CorruptObject, FormatError
 from snapfmt.format import arrow_stream, batch_index, chunks, digest
-from snapfmt.format.columns import Column, Signature
+from snapfmt.format.columns import Column
 from snapfmt.reading.ahead import COALESCE
+from snapfmt.reading.batch_checks import Described, Keys, check_batch
 from snapfmt.reading.lazy import lazy
 from snapfmt.reading.pooled import in_order
 from snapfmt.reading.source import Source
@@ -315,7 +315,7 @@ class SegmentReader:
         expected = arrow_stream.head(list(zip(names, signatures, physicals, strict=True)))
         if not arrow_stream.same_schema(head, expected):
             raise FormatError("schema message does not fit the part index", what=what)
-        keys = _Keys(self._keys_entry)
+        keys = Keys(self._keys_entry)
         kinds = list(zip(names, signatures, physicals, strict=True))
         whole = ((number, slice(0, int(rows))) for number, rows in enumerate(self.index.counts))
         for checked in in_order(
@@ -332,7 +332,7 @@ class SegmentReader:
             raise CorruptObject("end of the stream is damaged", what=what)
 
     def _check_group(
-        self, numbers: Sequence[int], kinds: Sequence[tuple[str, Signature, str]], keys: "_Keys"
+        self, numbers: Sequence[int], kinds: Sequence[Described], keys: Keys
     ) -> list[tuple[int, str]]:
         """Batches that follow one another, read together."""
         places = [self.index.place(number) for number in numbers]
@@ -341,90 +341,19 @@ class SegmentReader:
         found = []
         for number, place in zip(numbers, places, strict=True):
             label, begin, end = f"{self._what} batch {number}", place.offset - first, place.end
-            self._check_batch(data[begin : end - first], place, kinds, keys, label=label)
+            check_batch(
+                data[begin : end - first],
+                place,
+                kinds,
+                keys,
+                what=label,
+                limits=self._source.limits,
+            )
             found.append((end - place.offset, label))
         return found
-
-    def _check_batch(
-        self,
-        data: memoryview,
-        place: batch_index.BatchPlace,
-        kinds: Sequence[tuple[str, Signature, str]],
-        keys: "_Keys",
-        *,
-        label: str,
-    ) -> None:
-        header = data[: place.header_size]
-        if digest.raw_digest([header]) != place.header_digest:
-            raise CorruptObject("batch header differs from its digest", what=label)
-        stored = []
-        for (name, signature, physical), chunk in zip(kinds, place.chunks, strict=True):
-            begin = chunk.offset - place.offset
-            part = data[begin : begin + chunk.size]
-            stored.append(
-                chunks.StoredChunk(part, chunk, signature, physical, f"{label} column {name}")
-            )
-        columns = chunks.decode_chunks(stored, place.rows, limits=self._source.limits)
-        _check_header(bytes(header), place, columns, what=label)
-        # Keys that are those of the keys entry are text: Arrow looked at them all.
-        same = keys.are(columns[0], place.row_start)
-        for column in columns[1:] if same else columns:
-            _check_text(column, what=label)
-        if not same:
-            raise FormatError("keys of the rows differ from the keys entry", what=label)
-
-
-class _Keys:
-    """The keys entry as arrays."""
-
-    def __init__(self, entry: pa.Array) -> None:
-        _, offsets, values = entry.buffers()
-        self._offsets = np.zeros(1, np.int64)
-        if len(entry):
-            self._offsets = np.frombuffer(offsets, np.int64, len(entry) + 1, 8 * entry.offset)
-        self._values = memoryview(values or b"").cast("B")
-
-    def are(self, own: Column, start: int) -> bool:
-        """Whether the keys of a batch are those of the entry from row `start`."""
-        expected = self._offsets[start : start + own.rows + 1]
-        first, last = int(expected[0]), int(expected[-1])
-        return (
-            (own.present is None or bool(own.present.all()))
-            and np.array_equal(own.offsets, expected - first)
-            and own.values.tobytes() == self._values[first:last]
-        )
 
 
 def _chosen(column: Column, rows: Rows) -> Column:
     if isinstance(rows, slice):
         return column.slice(rows.start, rows.stop)
     return column.take(rows)
-
-
-def _check_header(
-    header: bytes, place: batch_index.BatchPlace, columns: Sequence[Column], *, what: str
-) -> None:
-    """The Arrow metadata says the same as the batch index, for readers that know only Arrow."""
-    sizes = [size for chunk in place.chunks for size in chunk.buffer_sizes]
-    *begins, body = accumulate([size + -size % arrow_stream.ALIGNMENT for size in sizes], initial=0)
-    places = list(zip(begins, sizes, strict=True))
-    nodes = [node for column in columns for node in arrow_stream.nodes(column)]
-    if header != arrow_stream.batch_header(place.rows, nodes, places, body):
-        raise FormatError("Arrow metadata does not fit the batch index", what=what)
-
-
-def _check_text(column: Column, *, what: str) -> None:
-    """Every row of text and tagged JSON can be read back."""
-    kind = column.signature.kind
-    if kind not in ("text", "value"):
-        return
-    try:
-        column.values.tobytes().decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise FormatError(f"text is not UTF-8: {error}", what=what) from error
-    starts = column.offsets[:-1][column.offsets[:-1] < len(column.values)]
-    if ((column.values[starts].view(np.uint8) & 0xC0) == 0x80).any():
-        raise FormatError("a row begins inside a character", what=what)
-    if kind == "value":
-        for row in range(column.rows):
-            column.value(row)

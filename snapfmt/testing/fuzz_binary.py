@@ -21,7 +21,7 @@ from snapfmt.format import (
 )
 from snapfmt.format.columns import Column
 from snapfmt.format.dtypes import LOGICAL, widenings
-from snapfmt.reading.segment import _check_text
+from snapfmt.reading.batch_checks import check_text
 from snapfmt.testing.fuzz_documents import WHAT, same
 from snapfmt.testing.fuzzing import LIMITS, Ground, Prepared, Target, Wrong
 from snapfmt.testing.golden import Golden
@@ -292,7 +292,7 @@ def _chunk(ground: Ground) -> Prepared:
 
 
 def _read_column(column: Column) -> None:
-    _check_text(column, what=WHAT)
+    check_text(column, what=WHAT)
     values = [column.value(row) for row in range(min(column.rows, 64))]
     for low, high in ((0, column.rows), (column.rows // 2, column.rows)):
         column.slice(low, high)

@@ -638,18 +638,18 @@ READING = (
         "if len(data) != (document.rows + 7) // 8:", "if False:", LIVE,
     ),
     Mutant(
-        "segment-header-digest", "reading/segment.py",
+        "segment-header-digest", "reading/batch_checks.py",
         "if digest.raw_digest([header]) != place.header_digest:", "if False:",
         VERIFY,
     ),
     Mutant(
-        "segment-arrow-header", "reading/segment.py",
+        "segment-arrow-header", "reading/batch_checks.py",
         "    if header != arrow_stream.batch_header(", "    if not arrow_stream.batch_header(",
         SAFEGUARDS,
     ),
     Mutant(
-        "segment-stored-keys", "reading/segment.py",
-        "        same = keys.are(columns[0], place.row_start)\n", "        same = True\n",
+        "segment-stored-keys", "reading/batch_checks.py",
+        "    same = keys.are(columns[0], place.row_start)\n", "    same = True\n",
         SAFEGUARDS,
     ),
     Mutant(
