@@ -55,7 +55,12 @@ def _block(size: int) -> npt.NDArray[np.uint8]:
     if size < HUGE_PAGE:
         return np.empty(size, np.uint8)
     # Systems that have huge pages align what is a multiple of one.
-    memory = mmap.mmap(-1, size + -size % HUGE_PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+    try:
+        memory = mmap.mmap(-1, size + -size % HUGE_PAGE, flags=flags)
+    except OSError as error:
+        # Told from a failure of the disk, and as where a smaller array finds no memory.
+        raise MemoryError(f"no memory for {size} bytes of values: {error.strerror}") from error
     if hasattr(mmap, "MADV_HUGEPAGE"):
         with contextlib.suppress(OSError):
             memory.madvise(mmap.MADV_HUGEPAGE)

@@ -1,6 +1,9 @@
 """Memory for values that are kept."""
 
+import errno
 import gc
+import mmap
+import os
 import threading
 import weakref
 
@@ -96,3 +99,14 @@ def test_threads_are_given_different_memory() -> None:
         thread.join()
     assert all((copy == copy[0]).all() for copy in found)
     assert sum(int(copy[0]) for copy in found) == 300 * 6
+
+
+def test_a_system_without_pages_says_so_as_without_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As numpy does, so that who loads can tell it from a failure of the disk."""
+
+    def refused(*_: object, **__: object) -> "mmap.mmap":
+        raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
+
+    monkeypatch.setattr(mmap, "mmap", refused)
+    with pytest.raises(MemoryError):
+        Blocks().copy(np.zeros(LARGEST, np.uint8))
