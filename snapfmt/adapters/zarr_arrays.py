@@ -16,7 +16,6 @@ import os
 import threading
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any, Self
 
@@ -35,6 +34,7 @@ from snapfmt.errors import (
 )
 from snapfmt.format.dtypes import LOGICAL
 from snapfmt.limits import DEFAULT_LIMITS, MIB, Limits
+from snapfmt.reading.pooled import Pool
 from snapfmt.reading.snapshot import Part
 from snapfmt.writing.convert import converter_for
 from snapfmt.writing.part import JSON, PartWriter
@@ -187,8 +187,8 @@ def _read(part: Part, path: str, layout: Layout, limits: Limits) -> npt.NDArray[
     return out
 
 
-def _pool() -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(min(4, os.cpu_count() or 1), thread_name_prefix="snapfmt-zarr")
+def _pool() -> Pool:
+    return Pool(min(4, os.cpu_count() or 1), thread_name_prefix="snapfmt-zarr")
 
 
 class _EntryStore:

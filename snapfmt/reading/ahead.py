@@ -6,12 +6,13 @@ For stores where a request costs more than its bytes; a local disk has its own r
 import threading
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Self
 
 from snapfmt.errors import CorruptError
+from snapfmt.reading.pooled import Pool
 from snapfmt.storage.base import Store
 
 WORKERS = 4
@@ -65,7 +66,7 @@ def gather(store: Store, ranges: Iterable[Range]) -> dict[Range, memoryview]:
 
     if len(groups) <= 1:
         return fetch(groups[0]) if groups else {}
-    with ThreadPoolExecutor(WORKERS, thread_name_prefix="snapfmt-gather") as pool:
+    with Pool(WORKERS, thread_name_prefix="snapfmt-gather") as pool:
         return {item: data for found in pool.map(fetch, groups) for item, data in found.items()}
 
 
@@ -87,7 +88,7 @@ class ReadAhead:
             self._places.setdefault(piece.key, []).append((piece.offset, number))
         for places in self._places.values():
             places.sort()
-        self._pool = ThreadPoolExecutor(WORKERS, thread_name_prefix="snapfmt-ahead")
+        self._pool = Pool(WORKERS, thread_name_prefix="snapfmt-ahead")
 
     def __enter__(self) -> Self:
         return self

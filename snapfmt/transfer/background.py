@@ -29,6 +29,7 @@ from snapfmt.errors import (
     UnsupportedFilesystem,
     UnsupportedVersion,
 )
+from snapfmt.reading import pooled
 from snapfmt.repository import Repository
 from snapfmt.transfer.checks import check_pair, check_repository, check_seconds, check_whole
 from snapfmt.transfer.copying import copy_snapshot
@@ -171,9 +172,14 @@ class BackgroundPush:
         self.wait(self._drain_s)
 
     def start(self) -> None:
-        """Begin; a second call does nothing, and one after `close` neither."""
-        with contextlib.suppress(RuntimeError):
-            self._thread.start()
+        """Begin; a second call does nothing, and one after `close` neither.
+
+        Raises:
+            StorageError: If the system has no thread to give.
+        """
+        with self._changed:
+            if self._thread.ident is None:
+                pooled.start(self._thread)
 
     def notify(self, number: int | None = None) -> None:
         """Say that a snapshot was published; only makes it sooner, and never blocks."""
@@ -209,9 +215,11 @@ class BackgroundPush:
         if self._thread.ident is not None:
             # In a thread, since it may be the source that is stuck.
             look = threading.Thread(target=self._look, name="snapfmt-push-end", daemon=True)
-            look.start()
+            with contextlib.suppress(RuntimeError):
+                look.start()
             for thread in (self._thread, look):
-                thread.join(max(deadline - time.monotonic(), 0.0))
+                if thread.ident is not None:
+                    thread.join(max(deadline - time.monotonic(), 0.0))
         return not self._thread.is_alive()
 
     def _end(self) -> None:

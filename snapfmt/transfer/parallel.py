@@ -1,14 +1,15 @@
 """Many small jobs in a few threads, with a bound on the bytes that they hold in memory."""
 
+import contextlib
 import queue
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
 from typing import Final, TypeVar
 
 from snapfmt.limits import MIB
+from snapfmt.reading.pooled import start
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -33,7 +34,7 @@ class Bound:
         self._free = total
         self._room = threading.Condition()
 
-    @contextmanager
+    @contextlib.contextmanager
     def taking(self, size: int) -> Iterator[None]:
         """Waits for room, and gives it back."""
         size = min(size, self._total)
@@ -86,8 +87,11 @@ def run_all(
     found: dict[int, R] = {}
     patience = _HURRY_S
     try:
-        for thread in threads:
-            thread.start()
+        start(threads[0])
+        with contextlib.suppress(RuntimeError):
+            # Where the system has no more, fewer do it.
+            for thread in threads[1:]:
+                thread.start()
         while len(found) < total:
             try:
                 answer = done.get(timeout=_TICK_S)
@@ -112,7 +116,12 @@ def run_all(
 def run_for(seconds: float, work: Callable[[], None]) -> bool:
     """Let a thread do it; returns whether it ended in time. `work` raises nothing."""
     thread = threading.Thread(target=work, name="snapfmt-copy-end", daemon=True)
-    thread.start()
+    try:
+        thread.start()
+    except RuntimeError:
+        # There is none to be had: as long as it takes, then.
+        work()
+        return True
     thread.join(seconds)
     return not thread.is_alive()
 

@@ -57,10 +57,9 @@ class Finishing:
         thread = threading.Thread(target=run, name="snapfmt-pack-finish", daemon=True)
         try:
             thread.start()
-        except BaseException:
-            with self._changed:
-                self._sinks.remove(sink)
-            raise
+        except RuntimeError:
+            # There is none to be had: who writes the next one waits.
+            run()
 
     def wait(self) -> None:
         """Until all are finished, but those that were given up on their way."""

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from snapfmt.errors import AttemptClosed, InputError, LimitExceeded, SnapfmtError
 from snapfmt.format import digest, layout, pack
 from snapfmt.limits import MIB
+from snapfmt.reading import pooled
 from snapfmt.storage.base import Sink, Store
 from snapfmt.writing.finishing import Finishing
 from snapfmt_schemas.part import Location
@@ -229,10 +230,9 @@ class PackWriter:
             if self._thread is None:
                 # Given up meanwhile by another thread, it would have no end.
                 self._raise()
-                self._thread = threading.Thread(
-                    target=self._run, name="snapfmt-pack-writer", daemon=True
-                )
-                self._thread.start()
+                thread = threading.Thread(target=self._run, name="snapfmt-pack-writer", daemon=True)
+                pooled.start(thread)
+                self._thread = thread
         for _ in range(_cost(size, target.sink)):
             self._room.acquire()
         self._queue.put((target, data))

@@ -11,7 +11,6 @@ import json
 import os
 import time
 from collections.abc import Iterable
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Self
 
 from pydantic import TypeAdapter, ValidationError
@@ -30,6 +29,7 @@ from snapfmt.format.columns import is_utf8
 from snapfmt.format.digest import Buffer
 from snapfmt.format.reach import check_counts
 from snapfmt.limits import DEFAULT_LIMITS
+from snapfmt.reading.pooled import Pool
 from snapfmt.reading.snapshot import Snapshot
 from snapfmt.storage.base import Store
 from snapfmt.writing.base import open_base, part_of, segments_of
@@ -64,7 +64,7 @@ class PartWriter:
         self._entries: dict[str, tuple[Entry, Extent | None]] = {}
         self._claimed: set[str] = set()
         self._tables: dict[str, TableWriter] = {}
-        self._pool = ThreadPoolExecutor(
+        self._pool = Pool(
             workers or min(4, os.cpu_count() or 1), thread_name_prefix="snapfmt-encode"
         )
         self._done = False

@@ -39,6 +39,7 @@ BASE = ("tests/unit/test_incremental.py",)
 VERIFY = ("tests/unit/test_verify.py",)
 TOGETHER = ("tests/unit/test_cells_together.py",)
 LIVE = ("tests/unit/test_live_rows.py",)
+THREADS = ("tests/unit/test_no_threads.py",)
 SINK = ("tests/unit/test_local_sink.py",)
 SUITE = ("tests/conformance/test_store_suite.py",)
 COPY = ("tests/unit/test_transfer.py",)
@@ -340,6 +341,17 @@ WRITING = (
         "pack-failure", "writing/pack.py",
         "        self._stop()\n        self._raise()\n", "        self._stop()\n",
         only(PART, "last_pack_fails"),
+    ),
+    Mutant(
+        "pool-without-threads", "reading/pooled.py",
+        "                self._here = True\n", "                raise\n", THREADS,
+    ),
+    Mutant(
+        "lease-renewed-in-vain", "adapters/transfer_queue/hold.py",
+        "            deadline, timer = time.monotonic() + seconds, self._armed(seconds)\n",
+        "            self._timer.cancel()\n"
+        "            deadline, timer = time.monotonic() + seconds, self._armed(seconds)\n",
+        only(THREADS, "lease_that"),
     ),
     Mutant(
         "pack-alignment", "writing/pack.py",

@@ -15,6 +15,7 @@ from types import CodeType, FrameType
 from typing import Any
 
 from snapfmt.errors import DeadlineExceeded
+from snapfmt.reading.pooled import start
 
 _GATE = "_snapfmt_gate"
 _POLL_S = 0.001
@@ -28,18 +29,17 @@ class Lease:
         self._on_expiry = on_expiry
         self._deadline = time.monotonic() + seconds
         self._over = False
-        self._arm(seconds)
+        self._timer = self._armed(seconds)
 
     def renew(self, seconds: float) -> bool:
         """Moves the expiry to `seconds` from now; False when it is already over."""
         with self._lock:
             if self._over:
                 return False
-            self._deadline = time.monotonic() + seconds
-            # The running timer looks at the deadline when it fires; only an earlier deadline
-            # needs a new one.
+            deadline, timer = time.monotonic() + seconds, self._armed(seconds)
+            # Only now: where no thread can be had, the lease ends when it would have.
             self._timer.cancel()
-            self._arm(seconds)
+            self._deadline, self._timer = deadline, timer
             return True
 
     def end(self) -> bool:
@@ -51,10 +51,11 @@ class Lease:
             self._timer.cancel()
             return True
 
-    def _arm(self, seconds: float) -> None:
-        self._timer = threading.Timer(seconds, self._fire)
-        self._timer.daemon = True
-        self._timer.start()
+    def _armed(self, seconds: float) -> threading.Timer:
+        timer = threading.Timer(seconds, self._fire)
+        timer.daemon = True
+        start(timer)
+        return timer
 
     def _fire(self) -> None:
         with self._lock:
@@ -95,8 +96,8 @@ class Gate:
         """Closes the gate until `release` or the end of the lease; returns the seconds waited.
 
         Raises:
-            DeadlineExceeded: If another holder or a request inside stays for too long; the
-                gate is open again then.
+            DeadlineExceeded: If another holder or a request inside stays for too long.
+            StorageError: If the system has no thread to give. The gate is open again after both.
         """
         started = time.monotonic()
         with self._changed:
@@ -108,11 +109,14 @@ class Gate:
             lease = Lease(left + lease_s, lambda: self.release(owner))
             self._owner, self._lease = owner, lease
             self._waiting_since, self._longest_wait = None, 0.0
-            if not self._changed.wait_for(lambda: self._inside == 0, left):
+            try:
+                if not self._changed.wait_for(lambda: self._inside == 0, left):
+                    raise DeadlineExceeded("a request inside the queue did not end in time")
+                self._since = time.monotonic()
+                lease.renew(lease_s)
+            except BaseException:
                 self._open()
-                raise DeadlineExceeded("a request inside the queue did not end in time")
-            self._since = time.monotonic()
-            lease.renew(lease_s)
+                raise
             return self._since - started
 
     def renew(self, owner: str, lease_s: float) -> bool:

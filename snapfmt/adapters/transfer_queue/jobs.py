@@ -7,6 +7,7 @@ from typing import Any
 
 from snapfmt.adapters.transfer_queue.hold import Lease
 from snapfmt.errors import AttemptClosed, LeaseExpired, ParticipantFailed, SnapfmtError
+from snapfmt.reading.pooled import start
 
 _RESIDENT = "_snapfmt_holdings"
 
@@ -40,9 +41,18 @@ class Holding:
         self._lease = Lease(lease_s, self._let_go)
 
     def start(self, work: Callable[[], Any], name: str) -> None:
-        """Runs `work` in a thread of its own; `status` says how it goes."""
+        """Runs `work` in a thread of its own; `status` says how it goes.
+
+        Raises:
+            StorageError: If the system has no thread to give.
+        """
         self._finished.clear()
-        threading.Thread(target=self._run, args=(work,), name=name, daemon=True).start()
+        try:
+            start(threading.Thread(target=self._run, args=(work,), name=name, daemon=True))
+        except BaseException:
+            # Who lets go of it would wait for ever.
+            self._finished.set()
+            raise
 
     def check(self) -> None:
         """Called by the work between its steps.
