@@ -26,7 +26,7 @@ class LocalSink:
         self._buffer, self._filled = bytearray(BUFFER), 0
         self._size = self._begun = 0
         self._syncing: threading.Thread | None = None
-        self._failed: OSError | None = None
+        self._failed: Exception | None = None
         """What an early sync met: the kernel does not tell the last one again."""
         self.held = 0
         self.is_sent = False
@@ -77,7 +77,7 @@ class LocalSink:
     def _sync(self) -> None:
         try:
             sync_data(self._descriptor)
-        except OSError as error:
+        except Exception as error:  # noqa: BLE001 - handed to the writer
             self._failed = error
 
     def _check_synced(self) -> None:
@@ -97,8 +97,7 @@ class LocalSink:
         try:
             self._check_synced()
             fsync_file(self._descriptor)
-            os.close(self._descriptor)
-            self._descriptor = -1
+            self._close()
             target.parent.mkdir(parents=True, exist_ok=True)
             note = self._workspace / JOURNAL / key.replace("/", "=")
             os.close(os.open(note, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644))
@@ -111,10 +110,16 @@ class LocalSink:
     def discard(self) -> None:
         """Close and remove the temporary file."""
         self._wait()
-        descriptor, self._descriptor = self._descriptor, -1
         try:
-            if descriptor >= 0:
-                os.close(descriptor)
-            self._path.unlink(missing_ok=True)
+            try:
+                self._close()
+            finally:
+                self._path.unlink(missing_ok=True)
         except OSError as error:
             raise typed(error, str(self._path)) from error
+
+    def _close(self) -> None:
+        """At most once: also where it fails, another file may have the descriptor then."""
+        descriptor, self._descriptor = self._descriptor, -1
+        if descriptor >= 0:
+            os.close(descriptor)

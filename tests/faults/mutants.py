@@ -186,7 +186,7 @@ STORAGE = (
     ),
     Mutant(
         "sink-behind-finish", "storage/local_sink.py",
-        "        self._wait()\n        try:\n", "        try:\n", SINK,
+        "        self._flush()\n        self._wait()\n", "        self._flush()\n", SINK,
     ),
     Mutant(
         "sink-behind-discard", "storage/local_sink.py",

@@ -137,3 +137,57 @@ def test_the_last_fsync_alone_is_enough(
     _write(sink, size)
     sink.finish("objects/x")
     assert (tmp_path / "objects" / "x").stat().st_size == size
+
+
+def test_whatever_ends_an_early_sync_is_an_error_of_the_object(
+    sink: LocalSink, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The kernel may have told its error, and nothing had memory to pass it on."""
+
+    def unlucky(_: int) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr(local_sink, "sync_data", unlucky)
+    _write(sink, WRITE_BEHIND)
+    with pytest.raises(MemoryError):
+        sink.finish("objects/x")
+    sink.discard()
+
+
+def test_a_descriptor_whose_close_fails_is_not_closed_again(
+    tmp_path: Path, sink: LocalSink, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is closed all the same, and may be another thread's file by then."""
+    closed: list[int] = []
+    close = os.close
+
+    def failing(descriptor: int) -> None:
+        closed.append(descriptor)
+        close(descriptor)
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    _write(sink, PIECE)
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "close", failing)
+        with pytest.raises(StorageError):
+            sink.finish("objects/x")
+        sink.discard()
+    assert len(closed) == 1
+    assert not list((tmp_path / "work").glob("*.tmp"))
+
+
+def test_a_file_whose_close_fails_is_removed_all_the_same(
+    tmp_path: Path, sink: LocalSink, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    close = os.close
+
+    def failing(descriptor: int) -> None:
+        close(descriptor)
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    _write(sink, PIECE)
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "close", failing)
+        with pytest.raises(StorageError):
+            sink.discard()
+    assert not list((tmp_path / "work").glob("*.tmp"))
