@@ -23,7 +23,19 @@ The class says what a handler would do; `code` says what happened and never chan
 says what happened, to which path, and what to do.
 """
 
+from collections.abc import Collection
+from itertools import islice
 from typing import ClassVar
+
+_NAMED = 20
+"""Names that a message lists."""
+
+
+def some_of(names: Collection[str]) -> str:
+    """Names for a message, that there may be thousands of: the first of them, and how many more."""
+    more = len(names) - _NAMED
+    listed = ", ".join(islice(names, _NAMED))
+    return listed if more <= 0 else f"{listed} and {more} more"
 
 
 class SnapfmtError(Exception):

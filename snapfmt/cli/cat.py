@@ -16,7 +16,7 @@ from snapfmt.cli.command import (
     open_to_look,
 )
 from snapfmt.cli.output import Console, Outcome, Result, Stream
-from snapfmt.errors import FormatError, NoMatch
+from snapfmt.errors import FormatError, NoMatch, some_of
 
 if TYPE_CHECKING:
     from snapfmt.reading.snapshot import Part, Snapshot
@@ -108,7 +108,7 @@ def find(snapshot: "Snapshot", target: str) -> tuple["Part", "Entry"]:
         return found[0]
     whole = target.rstrip("/")
     if whole in names:
-        paths = ", ".join(entry.path for entry in snapshot.part(whole).entries())
+        paths = some_of([entry.path for entry in snapshot.part(whole).entries()])
         raise NoMatch(
             "this is a part; name one of its entries",
             what=target,
@@ -116,9 +116,7 @@ def find(snapshot: "Snapshot", target: str) -> tuple["Part", "Entry"]:
         )
     if heads:
         raise NoMatch(f"{snapshot.name} has no such entry", what=target, hint="see `snapfmt tree`")
-    raise NoMatch(
-        f"{snapshot.name} has no such part", what=target, hint=f"parts: {', '.join(names)}"
-    )
+    raise NoMatch(f"{snapshot.name} has no such part", what=target, hint=f"parts: {some_of(names)}")
 
 
 def _record(part: "Part", entry: "Entry", key: str) -> bytes:

@@ -19,7 +19,14 @@ from snapfmt.cli.command import (
 )
 from snapfmt.cli.output import Console, Fields, Outcome, Result, Stream, json_line
 from snapfmt.cli.text import clean, size
-from snapfmt.errors import MissingObject, NoMatch, SnapfmtError, StorageError, UnsupportedFeature
+from snapfmt.errors import (
+    MissingObject,
+    NoMatch,
+    SnapfmtError,
+    StorageError,
+    UnsupportedFeature,
+    some_of,
+)
 
 if TYPE_CHECKING:
     from snapfmt.cli.cells import Cell
@@ -110,9 +117,7 @@ def _columns(table: "TableReader", wanted: list[str] | None) -> list[str]:
         names += [text] if text in known else [name for name in text.split(",") if name]
     for name in names:
         if name not in known:
-            raise NoMatch(
-                f"table {table.name} has no such column", what=name, hint=", ".join(known)
-            )
+            raise NoMatch(f"table {table.name} has no such column", what=name, hint=some_of(known))
     return list(dict.fromkeys(names))
 
 

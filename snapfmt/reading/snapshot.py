@@ -9,6 +9,7 @@ from snapfmt.errors import (
     MissingObject,
     NoMatch,
     NotPublished,
+    some_of,
 )
 from snapfmt.format import compat, jsonl, layout
 from snapfmt.format.columns import is_utf8
@@ -123,7 +124,7 @@ class Snapshot:
                 raise NoMatch(
                     f"{self.name} has no such part",
                     what=name,
-                    hint=", ".join(self.part_names()),
+                    hint=some_of(self.part_names()),
                 )
         return self._parts[name]
 
@@ -149,7 +150,7 @@ class Snapshot:
         ]
         if name not in self.table_names():
             raise NoMatch(
-                f"{self.name} has no such table", what=name, hint=", ".join(self.table_names())
+                f"{self.name} has no such table", what=name, hint=some_of(self.table_names())
             )
         return TableReader(name, segments, source=self._source)
 

@@ -293,3 +293,15 @@ def test_a_key_that_comes_twice_is_refused_however_it_is_looked_for(
     reader = repository.snapshot().table("t")
     with pytest.raises(FormatError, match="'y' comes twice"):
         all(key not in reader for key in ["q"] * before + ["y"])
+
+
+def test_an_error_lists_some_of_thousands_of_names(tmp_path: Path) -> None:
+    repository = Repository.create(tmp_path)
+    attempt = repository.begin()
+    part = attempt.part("p")
+    for number in range(1000):
+        part.table(f"t{number:04d}")
+    attempt.publish([part.seal()])
+    with pytest.raises(NoMatch, match=r"'t'.*t0000, t0001.* and 980 more") as raised:
+        repository.snapshot().table("t")
+    assert len(str(raised.value)) < 400

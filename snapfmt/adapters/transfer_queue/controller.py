@@ -19,7 +19,7 @@ from snapfmt.adapters.transfer_queue.state import (
     install_controller,
 )
 from snapfmt.adapters.transfer_queue.unit import CutReport
-from snapfmt.errors import CutInconsistent, LeaseExpired, NoMatch, RestoreRefused
+from snapfmt.errors import CutInconsistent, LeaseExpired, NoMatch, RestoreRefused, some_of
 from snapfmt_schemas.collector import without_collections
 
 REQUESTS = ("_handle_request",)
@@ -110,7 +110,7 @@ def _cut_under_hold(
 ) -> tuple[Callable[[], ControllerCut], list[CutReport]]:
     for partition in partitions or ():
         if partition not in controller.partitions:
-            hint = ", ".join(sorted(controller.partitions))
+            hint = some_of(sorted(controller.partitions))
             raise NoMatch("the queue has no such partition", what=partition, hint=hint)
     asked = ask(units)
     try:
