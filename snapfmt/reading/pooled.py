@@ -34,6 +34,16 @@ def start(thread: threading.Thread) -> None:
         ) from error
 
 
+def here(fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
+    """Done at once, on the caller's thread; an error is raised when its result is asked for."""
+    future: Future[T] = Future()
+    try:
+        future.set_result(fn(*args, **kwargs))
+    except Exception as error:  # noqa: BLE001 - as of a thread
+        future.set_exception(error)
+    return future
+
+
 class Pool(ThreadPoolExecutor):
     """Runs calls on the caller's thread, where the system has no thread to give.
 
@@ -50,12 +60,7 @@ class Pool(ThreadPoolExecutor):
                     raise
                 # For good: what lies in the queue now is for no thread to take.
                 self._here = True
-        future: Future[T] = Future()
-        try:
-            future.set_result(fn(*args, **kwargs))
-        except Exception as error:  # noqa: BLE001 - as of a thread
-            future.set_exception(error)
-        return future
+        return here(fn, *args, **kwargs)
 
     def _adjust_thread_count(self) -> None:
         try:

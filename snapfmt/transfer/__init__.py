@@ -11,7 +11,8 @@
 What holds, also after a crash, is in spec/v1/14-copies.md.
 """
 
-from snapfmt.transfer.background import BackgroundPush, PushState
+from snapfmt.transfer.background import BackgroundPush
 from snapfmt.transfer.copying import CopyReport, copy_snapshot, open_target
+from snapfmt.transfer.push_state import PushState
 
 __all__ = ["BackgroundPush", "CopyReport", "PushState", "copy_snapshot", "open_target"]

@@ -11,7 +11,6 @@ import contextlib
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from types import TracebackType
 from typing import Final, Self
 
@@ -35,6 +34,7 @@ from snapfmt.transfer.checks import check_pair, check_repository, check_seconds,
 from snapfmt.transfer.copying import copy_snapshot
 from snapfmt.transfer.ground import Ground
 from snapfmt.transfer.parallel import Stopped
+from snapfmt.transfer.push_state import PushState
 from snapfmt.transfer.sides import at
 
 _HOPELESS: Final = (
@@ -49,31 +49,6 @@ _HOPELESS: Final = (
 """What another try of the same snapshot does not mend."""
 _LEAVE_S: Final = 2.0
 """For the thread to end, where a `with` block ends."""
-
-
-@dataclass(frozen=True, slots=True)
-class PushState:
-    """Where a background push stands."""
-
-    running: bool
-    """Whether its thread lives."""
-    copying: int | None
-    """Number that is being copied just now."""
-    pushed: tuple[int, ...]
-    """Numbers that are known to be at the target, ascending."""
-    behind: tuple[int, ...]
-    """Numbers that are not there yet, newest first; after `close`, what stayed behind."""
-    skipped: tuple[tuple[int, str], ...]
-    """Numbers that were given up, and why."""
-    failures: int
-    """Tries that failed since the last success."""
-    last_error: str
-    """What the last failure said; empty after a success."""
-    lag_seconds: float
-    """Since when the longest waiting of `behind` waits; 0 when nothing does."""
-    bytes_sent: int
-    given_up: str = ""
-    """Why nothing is tried any more, as when the target is another run's; empty otherwise."""
 
 
 class BackgroundPush:

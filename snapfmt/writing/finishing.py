@@ -60,6 +60,10 @@ class Finishing:
         except RuntimeError:
             # There is none to be had: who writes the next one waits.
             run()
+        except BaseException:
+            with self._changed:
+                self._sinks.remove(sink)
+            raise
 
     def wait(self) -> None:
         """Until all are finished, but those that were given up on their way."""

@@ -20,11 +20,11 @@ from snapfmt.format import arrow_stream, batch_index, chunks, segment
 from snapfmt.format.columns import WHOLE, concat
 from snapfmt.format.digest import digest_of
 from snapfmt.limits import DEFAULT_LIMITS, KIB, MIB
+from snapfmt.reading.pooled import here
 from snapfmt.reading.segment import SegmentReader
 from snapfmt.writing.carry import Carried, Carrier, gather_rows
 from snapfmt.writing.pack import Extent, PackWriter
 from snapfmt.writing.rows import Converter, RowConverter, Rows, Types, Values
-from snapfmt.writing.same_thread import SameThread
 from snapfmt.writing.sealed import Closed, Placed, Sealed, carried_document, seal, written_document
 from snapfmt_schemas.part import Table
 
@@ -79,7 +79,6 @@ class TableWriter:
         self._what = f"table {name}"
         self._packs = packs
         self._executor = executor
-        self._here = SameThread()
         self._converter = RowConverter(name, converter)
         self._of_thread = threading.local()
         self._floors: segment.Floors = {}
@@ -282,8 +281,8 @@ class TableWriter:
         else:
             plans = segment.plan(batch, self._floors)
         size = sum(column.logical_bytes for _, column in batch)
-        executor = self._executor if size >= THREAD_BYTES * len(batch) else self._here
-        self._flight.append((batch, plans, executor.submit(self._encode, batch, plans)))
+        submit = self._executor.submit if size >= THREAD_BYTES * len(batch) else here
+        self._flight.append((batch, plans, submit(self._encode, batch, plans)))
 
     def _encode(self, batch: Rows, plans: tuple[segment.ColumnPlan, ...]) -> segment.EncodedBatch:
         own = self._of_thread
