@@ -87,7 +87,8 @@ def run_all(
     found: dict[int, R] = {}
     patience = _HURRY_S
     try:
-        start(threads[0])
+        for thread in threads[:1]:
+            start(thread)
         with contextlib.suppress(RuntimeError):
             # Where the system has no more, fewer do it.
             for thread in threads[1:]:
