@@ -109,4 +109,4 @@ def test_a_system_without_pages_says_so_as_without_memory(monkeypatch: pytest.Mo
 
     monkeypatch.setattr(mmap, "mmap", refused)
     with pytest.raises(MemoryError):
-        Blocks().copy(np.zeros(LARGEST, np.uint8))
+        Blocks().copy(np.zeros(LARGEST, np.uint8), np.dtype(np.uint8))
