@@ -134,7 +134,7 @@ def together_of(values: Sequence[torch.Tensor]) -> Ragged | None:
     with torch.no_grad():
         runs = _runs(signature, values, counts)
         joined = _join(signature, values) if runs is None else torch.cat(runs)
-    bits = joined.view(_SIGNED[size]).numpy().view(storage_dtype(signature.dtype))
+    bits = _bits(joined, signature.dtype)
     return Ragged(Column(signature, bits, offsets_of(counts), None, shapes))
 
 

@@ -58,10 +58,7 @@ def signature_from(spec: ColumnSpec) -> Signature:
 
 
 def decode_chunks(
-    stored: Sequence[StoredChunk],
-    rows: int,
-    *,
-    limits: Limits = DEFAULT_LIMITS,
+    stored: Sequence[StoredChunk], rows: int, *, limits: Limits = DEFAULT_LIMITS
 ) -> list[Column]:
     """Columns of one batch from their bytes, after every digest was checked.
 

@@ -50,6 +50,8 @@ class Pool(ThreadPoolExecutor):
     A limit of processes that is reached must not be what keeps a run from being restored.
     """
 
+    _here = False
+
     def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
         """As of any executor."""
         if not self._here:
@@ -69,8 +71,6 @@ class Pool(ThreadPoolExecutor):
             # Those that there are do it all.
             if not self._threads:
                 raise
-
-    _here = False
 
 
 def in_order(calls: Iterable[Callable[[], T]]) -> Iterator[T]:

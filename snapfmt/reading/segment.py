@@ -192,10 +192,7 @@ class SegmentReader:
             yield
 
     def read(
-        self,
-        number: int,
-        chosen: Rows,
-        columns: Sequence[str] | None = None,
+        self, number: int, chosen: Rows, columns: Sequence[str] | None = None
     ) -> dict[str, Column]:
         """The chosen rows of one batch, only the named columns' bytes are read.
 
@@ -206,9 +203,7 @@ class SegmentReader:
         return {name: column.widened() for name, column in found.items()}
 
     def read_group(
-        self,
-        chosen: Sequence[tuple[int, Rows]],
-        columns: Sequence[str] | None = None,
+        self, chosen: Sequence[tuple[int, Rows]], columns: Sequence[str] | None = None
     ) -> Iterator[dict[str, Column]]:
         """As `read`, of several batches, whose bytes are fetched together.
 

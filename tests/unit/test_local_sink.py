@@ -154,10 +154,8 @@ def test_whatever_ends_an_early_sync_is_an_error_of_the_object(
     sink.discard()
 
 
-def test_a_descriptor_whose_close_fails_is_not_closed_again(
-    tmp_path: Path, sink: LocalSink, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It is closed all the same, and may be another thread's file by then."""
+def _closes_fail(patch: pytest.MonkeyPatch) -> list[int]:
+    """Every close closes, and says that it failed; the descriptors that were closed."""
     closed: list[int] = []
     close = os.close
 
@@ -166,9 +164,17 @@ def test_a_descriptor_whose_close_fails_is_not_closed_again(
         close(descriptor)
         raise OSError(errno.EIO, os.strerror(errno.EIO))
 
+    patch.setattr(os, "close", failing)
+    return closed
+
+
+def test_a_descriptor_whose_close_fails_is_not_closed_again(
+    tmp_path: Path, sink: LocalSink, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is closed all the same, and may be another thread's file by then."""
     _write(sink, PIECE)
     with monkeypatch.context() as patch:
-        patch.setattr(os, "close", failing)
+        closed = _closes_fail(patch)
         with pytest.raises(StorageError):
             sink.finish("objects/x")
         sink.discard()
@@ -179,15 +185,9 @@ def test_a_descriptor_whose_close_fails_is_not_closed_again(
 def test_a_file_whose_close_fails_is_removed_all_the_same(
     tmp_path: Path, sink: LocalSink, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    close = os.close
-
-    def failing(descriptor: int) -> None:
-        close(descriptor)
-        raise OSError(errno.EIO, os.strerror(errno.EIO))
-
     _write(sink, PIECE)
     with monkeypatch.context() as patch:
-        patch.setattr(os, "close", failing)
+        _closes_fail(patch)
         with pytest.raises(StorageError):
             sink.discard()
     assert not list((tmp_path / "work").glob("*.tmp"))

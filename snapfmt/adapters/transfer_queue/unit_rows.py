@@ -159,10 +159,10 @@ class _PlannedRows:
             rows = group[~self.carried[group]]
             for start in range(0, len(rows), _CHUNK_ROWS):
                 chosen = rows[start : start + _CHUNK_ROWS]
-                places = chosen.tolist()
                 indexes = self._plan.indexes[chosen]
-                keys = [self._keys[row] for row in places]
-                columns = {name: self._gather(name, indexes.tolist()) for name in fields}
+                numbers = indexes.tolist()
+                keys = [self._keys[row] for row in chosen.tolist()]
+                columns = {name: self._gather(name, numbers) for name in fields}
                 # Before any bit of them is copied: what changes a value later counts it up.
                 self._versions[chosen] = _summed(columns.values(), len(chosen))
                 yield from _loaded(self._cut.spilled, keys, indexes, columns)
