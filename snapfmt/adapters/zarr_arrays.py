@@ -34,8 +34,8 @@ from snapfmt.errors import (
 )
 from snapfmt.format.dtypes import LOGICAL
 from snapfmt.limits import DEFAULT_LIMITS, MIB, Limits
-from snapfmt.reading.pooled import Pool
 from snapfmt.reading.snapshot import Part
+from snapfmt.threads import Pool
 from snapfmt.writing.convert import converter_for
 from snapfmt.writing.part import JSON, PartWriter
 from snapfmt_schemas import redaction

@@ -12,8 +12,8 @@ from itertools import pairwise
 from typing import Self
 
 from snapfmt.errors import CorruptError
-from snapfmt.reading.pooled import Pool
 from snapfmt.storage.base import Store
+from snapfmt.threads import Pool
 
 WORKERS = 4
 """Requests at the same time."""

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Final, Self
 
+from snapfmt import threads
 from snapfmt.errors import (
     ConflictError,
     CorruptError,
@@ -28,7 +29,6 @@ from snapfmt.errors import (
     UnsupportedFilesystem,
     UnsupportedVersion,
 )
-from snapfmt.reading import pooled
 from snapfmt.repository import Repository
 from snapfmt.transfer.checks import check_pair, check_repository, check_seconds, check_whole
 from snapfmt.transfer.copying import copy_snapshot
@@ -154,7 +154,7 @@ class BackgroundPush:
         """
         with self._changed:
             if self._thread.ident is None:
-                pooled.start(self._thread)
+                threads.start(self._thread)
 
     def notify(self, number: int | None = None) -> None:
         """Say that a snapshot was published; only makes it sooner, and never blocks."""

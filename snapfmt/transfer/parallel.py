@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Final, TypeVar
 
 from snapfmt.limits import MIB
-from snapfmt.reading.pooled import start
+from snapfmt.threads import start
 
 T = TypeVar("T")
 R = TypeVar("R")

@@ -8,10 +8,10 @@ import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
+from snapfmt import threads
 from snapfmt.errors import AttemptClosed, InputError, LimitExceeded, SnapfmtError
 from snapfmt.format import digest, layout, pack
 from snapfmt.limits import MIB
-from snapfmt.reading import pooled
 from snapfmt.storage.base import Sink, Store
 from snapfmt.writing.finishing import Finishing
 from snapfmt_schemas.part import Location
@@ -231,7 +231,7 @@ class PackWriter:
                 # Given up meanwhile by another thread, it would have no end.
                 self._raise()
                 thread = threading.Thread(target=self._run, name="snapfmt-pack-writer", daemon=True)
-                pooled.start(thread)
+                threads.start(thread)
                 self._thread = thread
         for _ in range(_cost(size, target.sink)):
             self._room.acquire()

@@ -29,9 +29,9 @@ from snapfmt.format.columns import is_utf8
 from snapfmt.format.digest import Buffer
 from snapfmt.format.reach import check_counts
 from snapfmt.limits import DEFAULT_LIMITS
-from snapfmt.reading.pooled import Pool
 from snapfmt.reading.snapshot import Snapshot
 from snapfmt.storage.base import Store
+from snapfmt.threads import Pool
 from snapfmt.writing.base import open_base, part_of, segments_of
 from snapfmt.writing.convert import converter_for
 from snapfmt.writing.lines import PreparedLine, prepare

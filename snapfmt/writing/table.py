@@ -20,8 +20,8 @@ from snapfmt.format import arrow_stream, batch_index, chunks, segment
 from snapfmt.format.columns import WHOLE, concat
 from snapfmt.format.digest import digest_of
 from snapfmt.limits import DEFAULT_LIMITS, KIB, MIB
-from snapfmt.reading.pooled import here
 from snapfmt.reading.segment import SegmentReader
+from snapfmt.threads import here
 from snapfmt.writing.carry import Carried, Carrier, gather_rows
 from snapfmt.writing.pack import Extent, PackWriter
 from snapfmt.writing.rows import Converter, RowConverter, Rows, Types, Values

@@ -343,7 +343,7 @@ WRITING = (
         only(PART, "last_pack_fails"),
     ),
     Mutant(
-        "pool-without-threads", "reading/pooled.py",
+        "pool-without-threads", "threads.py",
         "                self._here = True\n", "                raise\n", THREADS,
     ),
     Mutant(

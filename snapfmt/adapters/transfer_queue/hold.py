@@ -15,7 +15,7 @@ from types import CodeType, FrameType
 from typing import Any
 
 from snapfmt.errors import DeadlineExceeded
-from snapfmt.reading.pooled import start
+from snapfmt.threads import start
 
 _GATE = "_snapfmt_gate"
 _POLL_S = 0.001

@@ -7,7 +7,7 @@ from typing import Any
 
 from snapfmt.adapters.transfer_queue.hold import Lease
 from snapfmt.errors import AttemptClosed, LeaseExpired, ParticipantFailed, SnapfmtError
-from snapfmt.reading.pooled import start
+from snapfmt.threads import start
 
 _RESIDENT = "_snapfmt_holdings"
 
