@@ -34,7 +34,7 @@ from snapfmt.writing.retire import Retirement
 from snapfmt_schemas.attempt import Lease, Ticket
 from snapfmt_schemas.fingerprint import Fingerprint
 from snapfmt_schemas.identity import MAX_COUNT
-from snapfmt_schemas.manifest import BaseSnapshot, RepositoryDocument
+from snapfmt_schemas.manifest import RepositoryDocument
 from snapfmt_schemas.pin import Pin
 
 R = TypeVar("R", Retirement, Collecting)
@@ -237,37 +237,33 @@ class Repository:
             raise InputError("an attempt id is 32 hex digits", what=repr(attempt_id))
         self._store.prepare()
         self.clean_up()
-        # Also what was retired keeps its number, as does a folder without a manifest.
-        taken = [
-            known
-            for name in self._store.names(layout.SNAPSHOTS)
-            if (known := layout.snapshot_number(name)) is not None
-        ]
-        chosen = max(taken, default=0) + 1 if number is None else number
+        chosen = self._next_number() if number is None else number
         if layout.snapshot_number(layout.snapshot_name(chosen)) != chosen:
             raise InputError("not a number of a snapshot", what=str(chosen))
         name = layout.snapshot_name(chosen)
-        if layout.DOCUMENTS & set(self._store.names(f"{layout.SNAPSHOTS}/{name}")):
+        if number is not None and layout.DOCUMENTS & set(
+            self._store.names(f"{layout.SNAPSHOTS}/{name}")
+        ):
             raise SnapshotExists("the number is or was a snapshot's", what=name)
         lease = new_lease(chosen, base=base, seconds=lease_seconds, attempt_id=attempt_id)
         hold(self._store, lease)
         try:
-            reference = self._reference(lease)
+            known = self._base_of(lease)
         except SnapfmtError:
             reclaim(self._store, lease.attempt_id)
             raise
-        return Attempt(
-            self._store, lease, repository_id=self.id, base=reference, limits=self._limits
-        )
+        return Attempt(self._store, lease, repository_id=self.id, base=known, limits=self._limits)
 
-    def _reference(self, lease: Lease) -> BaseSnapshot | None:
+    def _next_number(self) -> int:
+        """Also what was retired keeps its number, as does a folder without a manifest."""
+        numbers = map(layout.snapshot_number, self._store.names(layout.SNAPSHOTS))
+        return max((number for number in numbers if number is not None), default=0) + 1
+
+    def _base_of(self, lease: Lease) -> Snapshot | None:
         """The base, looked at once the lease is there: a retirement sees one or the other."""
         if self._store.size(layout.lease_key(lease.attempt_id)) is None:
             raise LeaseExpired("the attempt was taken over as it began", what=lease.attempt_id)
-        if lease.base is None:
-            return None
-        write_id = self.snapshot(lease.base).manifest.write_id
-        return BaseSnapshot(number=lease.base, write_id=write_id)
+        return None if lease.base is None else self.snapshot(lease.base)
 
     def leases(self) -> list[Lease]:
         """Leases of attempts that were not published, abandoned or cleaned up."""

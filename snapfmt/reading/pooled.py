@@ -16,7 +16,7 @@ AHEAD = 4
 """Results that wait for who asked for them."""
 
 
-def in_order(calls: Iterable[Callable[[], T]]) -> Iterator[T]:
+def in_order(calls: Iterable[Callable[[], T]], *, workers: int = WORKERS) -> Iterator[T]:
     """What the calls return, in their order; raises what the first failing one raised.
 
     Calls must not depend on one another. None is begun after an error, or when nobody asks for
@@ -30,11 +30,11 @@ def in_order(calls: Iterable[Callable[[], T]]) -> Iterator[T]:
             yield call()
         return
     flight: deque[Future[T]] = deque()
-    with Pool(WORKERS, thread_name_prefix="snapfmt-read") as pool:
+    with Pool(workers, thread_name_prefix="snapfmt-read") as pool:
         try:
             for call in chain(first, waiting):
                 flight.append(pool.submit(call))
-                if len(flight) > AHEAD:
+                if len(flight) > max(AHEAD, workers):
                     yield flight.popleft().result()
             while flight:
                 yield flight.popleft().result()
@@ -49,8 +49,8 @@ class Begun(Generic[T]):
     A context manager; leaving it gives up those that did not begin and waits for the others.
     """
 
-    def __init__(self) -> None:
-        self._pool = Pool(WORKERS, thread_name_prefix="snapfmt-begun")
+    def __init__(self, workers: int = WORKERS) -> None:
+        self._pool = Pool(workers, thread_name_prefix="snapfmt-begun")
         self._futures: dict[str, Future[T]] = {}
 
     def __enter__(self) -> Self:

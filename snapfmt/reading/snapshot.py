@@ -1,6 +1,8 @@
 """A published snapshot: its manifest, parts, entries and tables, verified as read."""
 
+import contextlib
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import TypeVar
 
 from snapfmt.errors import (
@@ -9,12 +11,14 @@ from snapfmt.errors import (
     MissingObject,
     NoMatch,
     NotPublished,
+    SnapfmtError,
     some_of,
 )
 from snapfmt.format import compat, jsonl, layout
 from snapfmt.format.columns import is_utf8
 from snapfmt.format.reach import decode_index
 from snapfmt.limits import DEFAULT_LIMITS, Limits
+from snapfmt.reading.ahead import together
 from snapfmt.reading.lazy import lazy
 from snapfmt.reading.segment import SegmentReader
 from snapfmt.reading.source import Source
@@ -132,6 +136,14 @@ class Snapshot:
         """Every part, in order."""
         return (self.part(name) for name in self.part_names())
 
+    def prefetch(self) -> None:
+        """Read the indexes of all parts together, where a request takes long.
+
+        What fails is told when it is asked for.
+        """
+        if self._source.store.read_size:
+            together(self._source.store, [partial(_index_of, part) for part in self.parts()])
+
     def table_names(self) -> list[str]:
         """Names of the tables over all parts, sorted; reads the manifest only."""
         return sorted({item.name for receipt in self.manifest.parts for item in receipt.tables})
@@ -153,6 +165,11 @@ class Snapshot:
                 f"{self.name} has no such table", what=name, hint=some_of(self.table_names())
             )
         return TableReader(name, segments, source=self._source)
+
+
+def _index_of(part: "Part") -> None:
+    with contextlib.suppress(SnapfmtError):
+        part.index  # noqa: B018 - is kept
 
 
 class Part:

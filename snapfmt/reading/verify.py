@@ -11,8 +11,9 @@ from snapfmt.format import canonical, jsonl, layout, pack
 from snapfmt.format.reach import extents, objects
 from snapfmt.limits import DEFAULT_LIMITS, Limits
 from snapfmt.reading import checks
+from snapfmt.reading.ahead import REQUESTS
 from snapfmt.reading.folders import files, hidden, names
-from snapfmt.reading.pooled import Begun
+from snapfmt.reading.pooled import WORKERS, Begun
 from snapfmt.reading.report import Finding, Severity, VerifyReport, rule_of
 from snapfmt.reading.segment import SegmentReader
 from snapfmt.reading.snapshot import Part, Snapshot
@@ -41,7 +42,9 @@ def verify(
     Shallow reads manifests and part indexes and looks at sizes; deep reads and hashes every
     byte that a snapshot reaches and, unless `decode` is off, decodes every record and row.
     """
-    with Begun[_Look]() as looks:
+    # Shallow ones are single requests, of which many go at once where each takes long.
+    workers = REQUESTS if store.read_size and not deep else WORKERS
+    with Begun[_Look](workers) as looks:
         audit = _Audit(store, deep, deep and decode, progress, repository_id, limits, looks)
         if snapshots is None:
             audit.repository()
@@ -172,6 +175,7 @@ class _Audit:
             data = self._store.get(key, limit=self._limits.manifest_size)
             if data != canonical.encode(snapshot.manifest):
                 self._find("format", "damage", key, "manifest is not in canonical form", (number,))
+        snapshot.prefetch()
         for part in snapshot.parts():
             self._part(part, number)
 
@@ -364,14 +368,9 @@ class _Audit:
         message: str,
         numbers: Iterable[int] = (),
     ) -> None:
+        harmed = tuple(sorted(numbers))
         self.report.findings.append(
-            Finding(
-                rule=rule,
-                severity=severity,
-                path=path,
-                message=message,
-                snapshots=tuple(sorted(numbers)),
-            )
+            Finding(rule=rule, severity=severity, path=path, message=message, snapshots=harmed)
         )
 
     def _count(self, size: int, what: str) -> None:

@@ -150,8 +150,7 @@ class Store(Protocol):
     def open_workspace(self, key: str, *, publishes: str) -> None:
         """Make a folder for the temporary files of one attempt.
 
-        `publishes` is the one document that may be published through it. An id in the key that
-        nobody else uses is the caller's duty where a backend cannot open exclusively.
+        `publishes` is the one document that may be published through it.
 
         Raises:
             ConflictError: If it exists.
@@ -179,7 +178,7 @@ class Store(Protocol):
         """A new object, written into a workspace first.
 
         Raises:
-            LeaseExpired: If the workspace is gone.
+            LeaseExpired: If the workspace is gone; where nothing is sent yet, `finish` says so.
         """
 
     def sync(self, keys: Iterable[str]) -> None:

@@ -204,11 +204,9 @@ class ObjectStore:
         self._again(lambda: self._client.delete(key))
 
     def open_workspace(self, key: str, *, publishes: str) -> None:
-        """Note what may be published through it; the id in the key is nobody else's."""
-        check_key(key)
-        if self._marker(key) is not None:
-            raise ConflictError("exists already", what=key)
-        self._mark(key, publishes=publishes, fenced=False)
+        """Note what may be published through it."""
+        check_key(publishes)
+        self.create(f"{key}/{_MARKER}", _marker_of(publishes, fenced=False))
 
     def has_workspace(self, key: str) -> bool:
         """Whether it is there and not fenced."""
@@ -222,12 +220,12 @@ class ObjectStore:
             return False
         # Not so after an interrupt: its request runs on in another thread.
         if by_owner and key not in self._unsettled:
-            self._mark(key, publishes=marker["publishes"], fenced=True)
+            self._mark_fenced(key, marker["publishes"])
             return True
         # A conflict: published, by whomever; the owner's request is done or has no effect any more.
         with contextlib.suppress(ConflictError):
             self._create(marker["publishes"], CLOSED)
-        self._mark(key, publishes=marker["publishes"], fenced=True)
+        self._mark_fenced(key, marker["publishes"])
         return True
 
     def drop_workspace(self, key: str) -> None:
@@ -252,9 +250,8 @@ class ObjectStore:
         return None if info is None else info.metadata.get(WORKSPACE)
 
     def sink(self, workspace: str, name: str) -> ObjectSink:
-        """A buffer in memory."""
+        """A buffer in memory; the workspace is looked at when it is finished."""
         del name
-        self.require_workspace(workspace)
         return ObjectSink(lambda key, data: self._put_object(key, data, workspace))
 
     def sync(self, keys: Iterable[str]) -> None:
@@ -329,12 +326,11 @@ class ObjectStore:
         except (ValueError, KeyError, TypeError, RecursionError) as error:
             raise FormatError("not a workspace's marker", what=f"{key}/{_MARKER}") from error
 
-    def _mark(self, key: str, *, publishes: str, fenced: bool) -> None:
+    def _mark_fenced(self, key: str, publishes: str) -> None:
         marker = f"{key}/{_MARKER}"
-        check_key(publishes)
-        before = self._again(lambda: self._client.head(marker)) if fenced else None
+        before = self._again(lambda: self._client.head(marker))
         opened = {} if before is None else {"snapfmt-opened-ns": str(before.modified_ns)}
-        self._put(marker, json.dumps({"publishes": publishes, "fenced": fenced}).encode(), opened)
+        self._put(marker, _marker_of(publishes, fenced=True), opened)
 
     def _put(self, key: str, data: Buffer, metadata: Mapping[str, str]) -> None:
         mark = hashlib.sha256(data).digest()
@@ -398,3 +394,7 @@ class ObjectStore:
                 # It sets no condition: something else was under way at this very moment.
                 last = StorageUnavailable(error.message, what=error.what)
         raise last or StorageUnavailable("not tried", what=self.location)
+
+
+def _marker_of(publishes: str, *, fenced: bool) -> bytes:
+    return json.dumps({"publishes": publishes, "fenced": fenced}).encode()

@@ -22,6 +22,7 @@ from snapfmt.storage.objects import ObjectStore
 from snapfmt.testing.client_faults import patient
 from snapfmt.testing.interleaving import Run, Schedules, Task, conflicts, execute, same_each_time
 from snapfmt.writing.attempt import Attempt
+from snapfmt.writing.base import open_base
 from snapfmt.writing.keeping import reached
 from snapfmt_schemas.attempt import Receipt
 from snapfmt_schemas.manifest import RepositoryDocument
@@ -99,7 +100,8 @@ def save(repository: Repository, *, base: int | None = None, number: int | None 
     with repository.begin(base=base, number=number) as attempt:
         receipts = [write(repository.store, attempt, f"own{attempt.number}")]
         if base is not None:
-            older = attempt._open_base()
+            older = open_base(repository.store, attempt.ticket("carried"))
+            assert older is not None
             receipts += [
                 seal(repository.store, attempt, part.name, part.entries()) for part in older.parts()
             ]

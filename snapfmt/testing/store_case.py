@@ -34,6 +34,10 @@ class StoreCase:
         """Store an object through a workspace; returns its key."""
         if not store.has_workspace(workspace):
             store.open_workspace(workspace, publishes=MANIFEST)
+        return self.through(store, data, workspace)
+
+    def through(self, store: Store, data: bytes, workspace: str = WORKSPACE) -> str:
+        """Store an object through a workspace that was opened; returns its key."""
         sink = store.sink(workspace, "object")
         sink.write(data)
         sink.finish(object_key(data))

@@ -31,7 +31,8 @@ class PublicationSuite(StoreCase):
     def test_nothing_is_written_through_a_workspace_that_is_not_there(self, store: Store) -> None:
         """Neither an object nor a publication."""
         with pytest.raises(LeaseExpired):
-            store.sink(WORKSPACE, "object")
+            self.through(store, b"nowhere")
+        assert store.size(object_key(b"nowhere")) is None
         with pytest.raises(LeaseExpired):
             store.publish(WORKSPACE, "snapshots/s1", "manifest.json", b"{}")
         assert store.names("snapshots") == []
@@ -48,11 +49,12 @@ class PublicationSuite(StoreCase):
             held.finish(object_key(b"half"))
         held.discard()
         with pytest.raises(LeaseExpired):
-            store.sink(WORKSPACE, "new")
+            self.through(store, b"new")
         with pytest.raises(LeaseExpired):
             store.publish(WORKSPACE, "snapshots/s1", "manifest.json", b"{}")
         assert store.size("snapshots/s1/manifest.json") is None
         assert store.size(object_key(b"half")) is None
+        assert store.size(object_key(b"new")) is None
         assert again().journal(WORKSPACE) == [key]
         store.drop_workspace(WORKSPACE)
         assert store.journal(WORKSPACE) == []

@@ -10,6 +10,7 @@ import os
 import secrets
 import time
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any, Self
 
 from pydantic import ValidationError
@@ -32,9 +33,10 @@ from snapfmt.errors import (
 from snapfmt.format import canonical, digest, layout
 from snapfmt.format.reach import check_counts, extents
 from snapfmt.limits import DEFAULT_LIMITS, Limits
+from snapfmt.reading.ahead import together
 from snapfmt.reading.snapshot import Snapshot
 from snapfmt.storage.base import Store
-from snapfmt.writing.base import check_reach, snapshot_of
+from snapfmt.writing.base import check_reach
 from snapfmt.writing.lease import check_seconds, give_back, renewed
 from snapfmt.writing.part import PartWriter
 from snapfmt.writing.reclaim import reclaim
@@ -57,7 +59,7 @@ class Attempt:
         lease: Lease,
         *,
         repository_id: str,
-        base: BaseSnapshot | None = None,
+        base: Snapshot | None = None,
         limits: Limits = DEFAULT_LIMITS,
     ) -> None:
         self.id = lease.attempt_id
@@ -101,7 +103,7 @@ class Attempt:
 
     def part(self, name: str, *, workers: int | None = None) -> PartWriter:
         """A writer for a part in this process."""
-        part = PartWriter(self._store, self.ticket(name), workers=workers)
+        part = PartWriter(self._store, self.ticket(name), workers=workers, base=self._base)
         self._parts.append(part)
         return part
 
@@ -165,7 +167,7 @@ class Attempt:
                 number=self.number,
                 attempt_id=self.id,
                 write_id=write_id or secrets.token_hex(16),
-                base=self._base,
+                base=self._reference(),
                 created_at_ns=time.time_ns(),
                 writer=WRITER,
                 parts=tuple(sorted(receipts, key=lambda receipt: receipt.part)),
@@ -268,28 +270,32 @@ class Attempt:
         names = [receipt.part.casefold() for receipt in receipts]
         if len(set(names)) != len(names):
             raise InputError("a part comes twice", what=", ".join(sorted(names)))
-        packs: set[str] = set()
         for receipt in receipts:
             if receipt.attempt_id != self.id:
                 raise InputError("the receipt belongs to another attempt", what=receipt.part)
-            index = self._index(receipt)
+        indexes = together(self._store, [partial(self._index, receipt) for receipt in receipts])
+        ends: dict[str, int] = {}
+        for receipt, index in zip(receipts, indexes, strict=True):
             if index.part != receipt.part or index.attempt_id != self.id:
                 raise InputError(f"the receipt points at part {index.part!r}", what=receipt.part)
-            packs |= extents(index).keys()
             for pack, end in extents(index).items():
-                size = self._store.size(layout.object_key(pack))
-                if size is None or size < end:
-                    raise MissingObject(
-                        f"part {receipt.part} reaches an object that is not there",
-                        what=pack,
-                        hint="the part's writer lost it; begin a new attempt",
-                    )
+                ends[pack] = max(end, ends.get(pack, 0))
+        keys = [layout.object_key(pack) for pack in ends]
+        sizes = together(self._store, [partial(self._store.size, key) for key in keys])
+        for (pack, end), size in zip(ends.items(), sizes, strict=True):
+            if size is None or size < end:
+                raise MissingObject(
+                    "a part reaches an object that is not there",
+                    what=pack,
+                    hint="the part's writer lost it; begin a new attempt",
+                )
         if self._base is not None:
-            check_reach(self._store, self.id, packs, self._open_base)
+            check_reach(self._store, self.id, ends, self._base)
 
-    def _open_base(self) -> Snapshot:
-        number, owner = (self.base or 0), self._repository_id
-        return snapshot_of(self._store, number, repository_id=owner, limits=self._limits)
+    def _reference(self) -> BaseSnapshot | None:
+        if self._base is None:
+            return None
+        return BaseSnapshot(number=self._base.number, write_id=self._base.manifest.write_id)
 
     def _index(self, receipt: Receipt) -> PartIndex:
         key = layout.object_key(receipt.index_digest)

@@ -1,11 +1,13 @@
 """The base of an attempt: what a part may go on with (spec/v1/07-writing.md, W-13)."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
+from functools import partial
 
 from snapfmt.errors import FormatError, InputError, LeaseExpired, MissingObject, NotPublished
 from snapfmt.format import canonical, compat, layout, pack
 from snapfmt.format.reach import extents
 from snapfmt.limits import DEFAULT_LIMITS, Limits
+from snapfmt.reading.ahead import together
 from snapfmt.reading.segment import SegmentReader
 from snapfmt.reading.snapshot import Part, Snapshot
 from snapfmt.storage.base import Store
@@ -74,9 +76,7 @@ def segments_of(base: Snapshot | None, part: str, table: str) -> list[SegmentRea
     return [] if found is None else found.segments(table)
 
 
-def check_reach(
-    store: Store, attempt_id: str, packs: Iterable[str], base: Callable[[], Snapshot]
-) -> None:
+def check_reach(store: Store, attempt_id: str, packs: Iterable[str], base: Snapshot) -> None:
     """Refuse packs that neither the attempt wrote nor its base reaches.
 
     Nothing would hold them: a retirement could remove them while the save runs. The base is
@@ -85,19 +85,22 @@ def check_reach(
     Raises:
         InputError: Naming the pack.
     """
-    foreign = []
-    for name in sorted(packs):
-        key = layout.object_key(name)
-        if pack.check_header(store.get_range(key, 0, pack.HEADER_SIZE), what=key) != attempt_id:
-            foreign.append(name)
+    names = sorted(packs)
+    owners = together(store, [partial(_owner, store, name) for name in names])
+    foreign = [name for name, owner in zip(names, owners, strict=True) if owner != attempt_id]
     if not foreign:
         return
-    known = base()
-    reached = {name for part in known.parts() for name in extents(part.index)}
+    base.prefetch()
+    reached = {name for part in base.parts() for name in extents(part.index)}
     for name in foreign:
         if name not in reached:
             raise InputError(
                 "a part reaches a pack that neither the attempt wrote nor its base reaches",
                 what=name,
-                hint=f"carry only what {known.name} holds",
+                hint=f"carry only what {base.name} holds",
             )
+
+
+def _owner(store: Store, name: str) -> str:
+    key = layout.object_key(name)
+    return pack.check_header(store.get_range(key, 0, pack.HEADER_SIZE), what=key)

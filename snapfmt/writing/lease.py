@@ -4,6 +4,7 @@ import contextlib
 import secrets
 import socket
 import time
+from collections.abc import Iterable, Sequence
 from typing import Final
 
 from snapfmt.errors import ConflictError, InputError, SnapfmtError, StorageUnavailable
@@ -102,32 +103,43 @@ def is_over(lease: Lease) -> bool:
 
 def leases(store: Store, limits: Limits) -> list[Lease]:
     """Every lease that can be read."""
+    return _leases(store, store.names(layout.ATTEMPTS), limits)
+
+
+def _leases(store: Store, names: Iterable[str], limits: Limits) -> list[Lease]:
     found = []
-    for name in store.names(layout.ATTEMPTS):
-        attempt_id = name.removesuffix(".json")
-        if name.endswith(".json") and layout.is_attempt_id(attempt_id):
-            key = layout.lease_key(attempt_id)
-            try:
-                data = store.get(key, limit=limits.lease_size)
-                found.append(canonical.decode(data, Lease, what=key, size_limit=limits.lease_size))
-            except StorageUnavailable:
-                raise
-            except SnapfmtError:
-                continue
+    for attempt_id in _holders(names):
+        key = layout.lease_key(attempt_id)
+        try:
+            data = store.get(key, limit=limits.lease_size)
+            found.append(canonical.decode(data, Lease, what=key, size_limit=limits.lease_size))
+        except StorageUnavailable:
+            raise
+        except SnapfmtError:
+            continue
     return found
+
+
+def _holders(names: Iterable[str]) -> list[str]:
+    """Ids of the attempts whose lease is among these names."""
+    found = [name.removesuffix(".json") for name in names if name.endswith(".json")]
+    return [name for name in found if layout.is_attempt_id(name)]
 
 
 def without_lease(store: Store) -> list[str]:
     """Attempts that have a workspace, fenced or not, but no lease; a power cut may leave one."""
-    found = {name.removesuffix(".fenced") for name in store.names(layout.ATTEMPTS)}
+    return _without_lease(store, store.names(layout.ATTEMPTS))
+
+
+def _without_lease(store: Store, names: Sequence[str]) -> list[str]:
+    found = {name.removesuffix(".fenced") for name in names}
+    bare = {name for name in found if layout.is_attempt_id(name)}.difference(_holders(names))
     # A lease is made before its workspace, so it is among names that are read later.
-    held = set(store.names(layout.ATTEMPTS))
-    return sorted(
-        owner for owner in found if layout.is_attempt_id(owner) and f"{owner}.json" not in held
-    )
+    return sorted(bare.difference(_holders(store.names(layout.ATTEMPTS)))) if bare else []
 
 
 def over(store: Store, limits: Limits) -> list[str]:
     """Attempts that are over and left something."""
-    gone = [lease.attempt_id for lease in leases(store, limits) if is_over(lease)]
-    return gone + without_lease(store)
+    names = store.names(layout.ATTEMPTS)
+    gone = [lease.attempt_id for lease in _leases(store, names, limits) if is_over(lease)]
+    return gone + _without_lease(store, names)

@@ -51,8 +51,18 @@ _TABLE: TypeAdapter[str] = TypeAdapter(TableName)
 class PartWriter:
     """What one writer contributes to a snapshot. Not thread-safe: one thread per part."""
 
-    def __init__(self, store: Store, ticket: Ticket, *, workers: int | None = None) -> None:
-        """Open the part that a ticket names; `workers` encoder threads (default: the cores)."""
+    def __init__(
+        self,
+        store: Store,
+        ticket: Ticket,
+        *,
+        workers: int | None = None,
+        base: Snapshot | None = None,
+    ) -> None:
+        """Open the part that a ticket names; `workers` encoder threads (default: the cores).
+
+        `base` is that of the attempt, where it is at hand; it is read when it is asked for.
+        """
         if workers is not None and (type(workers) is not int or workers < 1):
             raise InputError("workers is a whole number, at least 1", what=repr(workers))
         self.name = ticket.part
@@ -69,8 +79,8 @@ class PartWriter:
         )
         self._done = False
         self._records = 0
-        self._base: Snapshot | None = None
-        self._base_known = False
+        self._base = base
+        self._base_known = base is not None
 
     def __enter__(self) -> Self:
         return self
@@ -243,7 +253,7 @@ class PartWriter:
             StorageError: If something could not be written.
         """
         self._check_open()
-        self._check_lease()
+        self._check_deadline()
         try:
             for table in self._tables.values():
                 table.close()
@@ -309,6 +319,9 @@ class PartWriter:
                 what=self._ticket.attempt_id,
                 hint="start a new save",
             )
+        self._check_deadline()
+
+    def _check_deadline(self) -> None:
         if time.time_ns() > self._ticket.deadline_ns:
             raise DeadlineExceeded("the ticket's deadline has passed", what=self.name)
 

@@ -33,6 +33,7 @@ FULL = (
     ("transfer_queue", ("--ids", "uniform", "--only", "long")),
     ("matrix", ()),
     ("cut", ()),
+    ("round_trips", ()),
     ("bucket", ()),
     ("bucket_memory", ()),
     ("coordinator", ()),

@@ -1105,8 +1105,13 @@ COLLECTING = (
         "    if is_dead(lease.owner):\n        return True\n", "", only(COLLECT, "dry_run"),
     ),
     Mutant(
-        "lease-without", "writing/lease.py", "return gone + without_lease(store)", "return gone",
-        only(RETIRE, "without_a_lease"),
+        "lease-without", "writing/lease.py", "return gone + _without_lease(store, names)",
+        "return gone", only(RETIRE, "without_a_lease"),
+    ),
+    Mutant(
+        "lease-listed-once", "writing/lease.py",
+        "sorted(bare.difference(_holders(store.names(layout.ATTEMPTS)))) if bare else []",
+        "sorted(bare)", only(RETIRE, "while_they_were_listed"),
     ),
     Mutant(
         "retire-indexes-with-packs", "writing/retire.py",

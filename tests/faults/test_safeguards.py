@@ -123,8 +123,7 @@ def test_a_base_that_was_taken_out_is_the_one_that_the_lease_names(repository: R
     for value in (1, 2):
         save(repository, value=value)
     folder = Path(repository.location) / "snapshots"
-    with repository.begin(base=1) as attempt:
-        part = attempt.part("p")
+    with repository.begin(base=1) as attempt, Repository.join(attempt.ticket("p")) as part:
         (folder / "snapshot_000001/manifest.json").unlink()
         other = (folder / "snapshot_000002/manifest.json").read_bytes()
         (folder / "snapshot_000001/retiring.json").write_bytes(other)
@@ -136,10 +135,10 @@ def test_the_base_is_read_from_ones_own_lease(repository: Repository) -> None:
     save(repository, value=1)
     leases = Path(repository.location) / "attempts"
     with repository.begin() as other, repository.begin(base=1) as attempt:
-        part = attempt.part("p")
         foreign = (leases / f"{other.id}.json").read_bytes()
         (leases / f"{attempt.id}.json").write_bytes(foreign)
-        with pytest.raises(FormatError, match="another attempt's"):
+        part = Repository.join(attempt.ticket("p"))
+        with part, pytest.raises(FormatError, match="another attempt's"):
             _ = part.base
 
 

@@ -400,10 +400,13 @@ def take_out(repository: Repository, number: int, attempt_id: str) -> None:
 def test_a_base_that_is_gone_ends_the_save(based: Repository) -> None:
     save(based, lambda table: append(table, [1]))
     with based.begin(base=1) as attempt:
-        part = attempt.part("p")
+        own, other = attempt.part("p"), Repository.join(attempt.ticket("q"))
         take_out(based, 1, attempt.id)
+        with pytest.raises(NotFoundError):
+            own.table("t").carry_all()
         with pytest.raises(NotPublished):
-            part.table("t").carry_all()
+            _ = other.base
+        other.abandon()
     with pytest.raises(NotPublished):
         based.begin(base=1)
     assert based.numbers() == [2]
@@ -439,10 +442,11 @@ def test_a_base_that_was_only_taken_out_still_carries(based: Repository) -> None
 
 def test_an_attempt_without_a_lease_has_no_base(based: Repository) -> None:
     with based.begin(base=1) as attempt:
-        part = attempt.part("p")
+        part = Repository.join(attempt.ticket("p"))
         based.store.delete(layout.lease_key(attempt.id))
         with pytest.raises(LeaseExpired):
             _ = part.base
+        part.abandon()
 
 
 def test_a_part_that_reaches_what_the_base_does_not_is_refused(based: Repository) -> None:

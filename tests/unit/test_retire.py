@@ -515,6 +515,25 @@ def test_a_workspace_without_a_lease_is_taken_away(repository: Repository) -> No
     assert stored(repository) == set()
 
 
+def test_an_attempt_that_began_while_they_were_listed_is_left_alone(
+    repository: Repository,
+) -> None:
+    """No listing is one moment: one may have the workspace without the lease that came before."""
+
+    class Torn(WrappedStore):
+        def names(self, prefix: str) -> list[str]:
+            found = self.inner.names(prefix)
+            listings.append(prefix)
+            first = listings.count(layout.ATTEMPTS) == 1
+            return [name for name in found if not (first and name.endswith(".json"))]
+
+    listings: list[str] = []
+    with repository.begin() as attempt:
+        assert Repository.open(Torn(repository.store)).clean_up() == []
+        assert listings.count(layout.ATTEMPTS) == 2
+        attempt.publish([])
+
+
 @pytest.mark.req("W-1")
 def test_an_attempt_that_is_taken_over_as_it_begins_does_not_begin(repository: Repository) -> None:
     """By somebody whose clock is ahead, after its lease was made and before its workspace was."""
