@@ -5,23 +5,18 @@ For stores where a request costs more than its bytes; a local disk has its own r
 
 import threading
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Self, TypeVar
+from typing import Self
 
 from snapfmt.errors import CorruptError
-from snapfmt.reading.pooled import in_order
 from snapfmt.storage.base import Store
 from snapfmt.threads import Pool
 
-T = TypeVar("T")
-
-REQUESTS = 16
-"""Small requests at the same time."""
 WORKERS = 4
-"""Large ones."""
+"""Requests at the same time."""
 AHEAD = 6
 """Pieces that are fetched before they are asked for."""
 BEHIND = 3
@@ -51,16 +46,6 @@ class Range:
 def near(store: Store) -> int:
     """Ranges that are no further apart than this are fetched in one request."""
     return GAP if store.read_size else PAGE
-
-
-def together(store: Store, calls: Iterable[Callable[[], T]]) -> list[T]:
-    """What small requests return, in order; many at a time where each takes long.
-
-    Raises what the first failing one raised.
-    """
-    if not store.read_size:
-        return [call() for call in calls]
-    return list(in_order(calls, workers=REQUESTS))
 
 
 def gather(store: Store, ranges: Iterable[Range]) -> dict[Range, memoryview]:

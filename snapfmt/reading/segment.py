@@ -16,8 +16,8 @@ from snapfmt.format.columns import Column
 from snapfmt.reading.ahead import COALESCE
 from snapfmt.reading.batch_checks import Described, Keys, check_batch
 from snapfmt.reading.lazy import lazy
-from snapfmt.reading.pooled import in_order
 from snapfmt.reading.source import Source
+from snapfmt.threads import in_order
 from snapfmt_schemas.part import Location, Segment
 
 Rows = npt.NDArray[np.int64] | slice

@@ -18,12 +18,12 @@ from snapfmt.format import compat, jsonl, layout
 from snapfmt.format.columns import is_utf8
 from snapfmt.format.reach import decode_index
 from snapfmt.limits import DEFAULT_LIMITS, Limits
-from snapfmt.reading.ahead import together
 from snapfmt.reading.lazy import lazy
 from snapfmt.reading.segment import SegmentReader
 from snapfmt.reading.source import Source
 from snapfmt.reading.table import TableReader
 from snapfmt.storage.base import Store
+from snapfmt.threads import together
 from snapfmt_schemas import lines
 from snapfmt_schemas._base import Record
 from snapfmt_schemas.attempt import Receipt
@@ -141,8 +141,9 @@ class Snapshot:
 
         What fails is told when it is asked for.
         """
-        if self._source.store.read_size:
-            together(self._source.store, [partial(_index_of, part) for part in self.parts()])
+        workers = self._source.store.at_once
+        if workers > 1:
+            together([partial(_index_of, part) for part in self.parts()], workers=workers)
 
     def table_names(self) -> list[str]:
         """Names of the tables over all parts, sorted; reads the manifest only."""

@@ -11,9 +11,9 @@ from snapfmt.errors import FormatError, NoMatch, RefusedError
 from snapfmt.format import arrow_stream, chunks
 from snapfmt.format.columns import MISSING, Column, is_utf8
 from snapfmt.reading.lazy import lazy
-from snapfmt.reading.pooled import in_order
 from snapfmt.reading.segment import RowBatch, Rows, SegmentReader
 from snapfmt.reading.source import Source
+from snapfmt.threads import in_order
 from snapfmt_schemas.collector import without_collections
 
 T = TypeVar("T")

@@ -11,13 +11,12 @@ from snapfmt.format import canonical, jsonl, layout, pack
 from snapfmt.format.reach import extents, objects
 from snapfmt.limits import DEFAULT_LIMITS, Limits
 from snapfmt.reading import checks
-from snapfmt.reading.ahead import REQUESTS
 from snapfmt.reading.folders import files, hidden, names
-from snapfmt.reading.pooled import WORKERS, Begun
 from snapfmt.reading.report import Finding, Severity, VerifyReport, rule_of
 from snapfmt.reading.segment import SegmentReader
 from snapfmt.reading.snapshot import Part, Snapshot
 from snapfmt.storage.base import Store
+from snapfmt.threads import WORKERS, Begun
 from snapfmt_schemas.manifest import Manifest, RepositoryDocument
 
 Progress = Callable[[int, str], None]
@@ -42,8 +41,8 @@ def verify(
     Shallow reads manifests and part indexes and looks at sizes; deep reads and hashes every
     byte that a snapshot reaches and, unless `decode` is off, decodes every record and row.
     """
-    # Shallow ones are single requests, of which many go at once where each takes long.
-    workers = REQUESTS if store.read_size and not deep else WORKERS
+    # Shallow ones are single requests.
+    workers = WORKERS if deep else max(WORKERS, store.at_once)
     with Begun[_Look](workers) as looks:
         audit = _Audit(store, deep, deep and decode, progress, repository_id, limits, looks)
         if snapshots is None:

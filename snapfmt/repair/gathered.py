@@ -137,6 +137,11 @@ class Gathered:
         """What suits the slowest."""
         return max(store.read_size for store in self._stores)
 
+    @property
+    def at_once(self) -> int:
+        """Of the one that takes most."""
+        return max(store.at_once for store in self._stores)
+
     def get(self, key: str, *, limit: int) -> bytes:
         """The whole object, or the document that stands for those of this name."""
         data = self._documents.get(key)

@@ -83,6 +83,10 @@ class Store(Protocol):
     def read_size(self) -> int:
         """Bytes worth fetching in one request; 0 where many small reads cost no more."""
 
+    @property
+    def at_once(self) -> int:
+        """Small requests worth sending at once; 1 where one takes no longer than a call."""
+
     def prepare(self) -> None:
         """Find out, once, whether a safe publication is possible here; before the first write.
 

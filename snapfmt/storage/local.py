@@ -15,6 +15,7 @@ import stat
 import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from pathlib import Path
+from typing import Final
 
 from snapfmt.errors import (
     ConflictError,
@@ -46,6 +47,9 @@ _FENCED = ".fenced"
 
 class LocalStore:
     """Objects and documents as files below one folder; implements `storage.base.Store`."""
+
+    at_once: Final = 1
+    """A thread takes longer to start than a small file to read."""
 
     def __init__(self, root: Path, *, create: bool = False) -> None:
         """With `create`, `prepare` makes a folder that is missing."""
@@ -219,7 +223,7 @@ class LocalStore:
             target.parent.mkdir(exist_ok=True)
             if not exclusive or not create_unnamed(target, data):
                 try:
-                    _write_file(temporary, [data])
+                    _write_file(temporary, data)
                     if exclusive:
                         os.link(temporary, target)
                     else:
@@ -289,10 +293,8 @@ class LocalStore:
 
     def journal(self, key: str) -> list[str]:
         """Keys of the objects finished through this workspace."""
-        found: set[str] = set()
-        for folder in (key, key + _FENCED):
-            found |= {name.replace("=", "/") for name in self.names(f"{folder}/{JOURNAL}")}
-        return sorted(found)
+        folders = (f"{key}/{JOURNAL}", f"{key}{_FENCED}/{JOURNAL}")
+        return sorted({name.replace("=", "/") for at in folders for name in self.names(at)})
 
     def sink(self, workspace: str, name: str) -> LocalSink:
         """A temporary file in the workspace."""
@@ -314,7 +316,7 @@ class LocalStore:
         try:
             target.parent.mkdir(exist_ok=True)
             staged.mkdir()
-            _write_file(staged / name, [data])
+            _write_file(staged / name, data)
             fsync_directory(staged)
             # The entry of the parent itself, should this be the first snapshot ever.
             fsync_directory(self._root)
@@ -372,12 +374,11 @@ def _says_closed(descriptor: int, key: str, size: int) -> bool:
     return may_be_closed(key, size) and _read(descriptor, 0, size, key) == CLOSED
 
 
-def _write_file(path: Path, pieces: Iterable[Buffer]) -> None:
+def _write_file(path: Path, data: Buffer) -> None:
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
     descriptor = os.open(path, flags, 0o644)
     try:
-        for piece in pieces:
-            write_all(descriptor, piece)
+        write_all(descriptor, data)
         fsync_file(descriptor)
     finally:
         os.close(descriptor)

@@ -12,14 +12,14 @@ Holds at any time, also after a crash or a lost reply:
 
 import contextlib
 import hashlib
-import json
 import secrets
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from typing import Any, Final, TypeVar
+from dataclasses import replace
+from functools import partial
+from typing import Final, TypeVar
 
 from snapfmt.errors import (
     ConflictError,
-    FormatError,
     InputError,
     LimitExceeded,
     MissingObject,
@@ -33,16 +33,16 @@ from snapfmt.storage import probes
 from snapfmt.storage.base import CLOSED, OBJECTS, SNAPSHOTS, Buffer, Store, check_key, may_be_closed
 from snapfmt.storage.client import ObjectClient, ObjectInfo
 from snapfmt.storage.faults import outcome_unknown, truncated, workspace_gone
+from snapfmt.storage.marker import LIMIT, Marker, marker_key
 from snapfmt.storage.object_sink import ObjectSink
 from snapfmt.storage.pieces import Pieces
 from snapfmt.storage.retry import RetryPolicy
+from snapfmt.threads import REQUESTS, together
 
 T = TypeVar("T")
 WRITE_ID: Final = "snapfmt-write-id"
 WORKSPACE: Final = "snapfmt-workspace"
 READ_SIZE: Final = 8 * 2**20
-_MARKER: Final = "workspace"
-_MARKER_LIMIT: Final = 4096
 _SKEW_NS: Final = 5_000_000_000
 """Listings round times, to a second mostly."""
 
@@ -50,8 +50,11 @@ _SKEW_NS: Final = 5_000_000_000
 class ObjectStore:
     """Objects and documents as objects of a bucket; implements `storage.base.Store`."""
 
-    def __init__(self, client: ObjectClient, *, retry: RetryPolicy | None = None) -> None:
+    def __init__(
+        self, client: ObjectClient, *, retry: RetryPolicy | None = None, at_once: int = REQUESTS
+    ) -> None:
         self._client = client
+        self._at_once = at_once
         self._retry = retry or RetryPolicy()
         self._capabilities: dict[str, bool] | None = None
         self._unsettled: set[str] = set()
@@ -80,6 +83,11 @@ class ObjectStore:
     def read_size(self) -> int:
         """A request takes as long as some MiB."""
         return READ_SIZE
+
+    @property
+    def at_once(self) -> int:
+        """As many as were asked for."""
+        return self._at_once
 
     def prepare(self) -> None:
         """Probe whether the server really refuses to create a name that exists.
@@ -206,44 +214,44 @@ class ObjectStore:
     def open_workspace(self, key: str, *, publishes: str) -> None:
         """Note what may be published through it."""
         check_key(publishes)
-        self.create(f"{key}/{_MARKER}", _marker_of(publishes, fenced=False))
+        self.create(marker_key(key), Marker(publishes).encode())
 
     def has_workspace(self, key: str) -> bool:
         """Whether it is there and not fenced."""
         marker = self._marker(key)
-        return marker is not None and not marker["fenced"]
+        return marker is not None and not marker.fenced
 
     def fence_workspace(self, key: str, *, by_owner: bool = False) -> bool:
         """Close the name that its owner may publish, unless it is taken, then mark it."""
         marker = self._marker(key)
-        if marker is None or marker["fenced"]:
+        if marker is None or marker.fenced:
             return False
-        # Not so after an interrupt: its request runs on in another thread.
-        if by_owner and key not in self._unsettled:
-            self._mark_fenced(key, marker["publishes"])
-            return True
-        # A conflict: published, by whomever; the owner's request is done or has no effect any more.
-        with contextlib.suppress(ConflictError):
-            self._create(marker["publishes"], CLOSED)
-        self._mark_fenced(key, marker["publishes"])
+        # Also the owner itself, after an interrupt: its request runs on in another thread.
+        if not by_owner or key in self._unsettled:
+            # A conflict: published, by whomever; the owner's request is done or has no effect.
+            with contextlib.suppress(ConflictError):
+                self._create(marker.publishes, CLOSED)
+        name = marker_key(key)
+        before = self._again(lambda: self._client.head(name))
+        opened = {} if before is None else {"snapfmt-opened-ns": str(before.modified_ns)}
+        self._put(name, replace(marker, fenced=True).encode(), opened)
         return True
 
     def drop_workspace(self, key: str) -> None:
         """Remove the marker; unfinished objects were never sent."""
-        self.delete(f"{key}/{_MARKER}")
+        self.delete(marker_key(key))
 
     def journal(self, key: str) -> list[str]:
         """Objects that name this workspace, among those that are not older than it."""
         check_key(key)
-        info = self._again(lambda: self._client.head(f"{key}/{_MARKER}"))
+        info = self._again(lambda: self._client.head(marker_key(key)))
         if info is None:
             return []
-        since = int(info.metadata.get("snapfmt-opened-ns", "0")) or info.modified_ns
-        return sorted(
-            item.key
-            for item in self._all(OBJECTS, deep=True)
-            if item.modified_ns >= since - _SKEW_NS and self._owner(item.key) == key
-        )
+        opened = int(info.metadata.get("snapfmt-opened-ns", "0")) or info.modified_ns
+        listed = self._all(OBJECTS, deep=True)
+        keys = [item.key for item in listed if item.modified_ns >= opened - _SKEW_NS]
+        owners = together([partial(self._owner, item) for item in keys], workers=self._at_once)
+        return sorted(item for item, owner in zip(keys, owners, strict=True) if owner == key)
 
     def _owner(self, key: str) -> str | None:
         info = self._again(lambda: self._client.head(key))
@@ -262,7 +270,7 @@ class ObjectStore:
         key = f"{folder}/{name}"
         check_key(key)
         marker = self.require_workspace(workspace)
-        if marker["publishes"] != key:
+        if marker.publishes != key:
             raise InputError("the workspace was opened to publish something else", what=key)
         if data == CLOSED:
             raise InputError("this document would close its name", what=key)
@@ -288,14 +296,14 @@ class ObjectStore:
         self._put(f"{folder}/{kept_as}", self.get(key, limit=info.size), {})
         self._put(key, CLOSED, {})
 
-    def require_workspace(self, key: str) -> dict[str, Any]:
+    def require_workspace(self, key: str) -> Marker:
         """The workspace's marker.
 
         Raises:
             LeaseExpired: If it is gone or fenced.
         """
         marker = self._marker(key)
-        if marker is None or marker["fenced"]:
+        if marker is None or marker.fenced:
             raise workspace_gone(key)
         return marker
 
@@ -314,23 +322,14 @@ class ObjectStore:
         mark = in_bucket.named_digest(key)
         self._again(send)
 
-    def _marker(self, key: str) -> dict[str, Any] | None:
-        check_key(key)
+    def _marker(self, key: str) -> Marker | None:
+        name = marker_key(key)
+        check_key(name)
         try:
-            data = self._again(lambda: self._client.get(f"{key}/{_MARKER}", 0, _MARKER_LIMIT))
+            data = self._again(lambda: self._client.get(name, 0, LIMIT))
         except MissingObject:
             return None
-        try:
-            marker = json.loads(data)
-            return {"publishes": str(marker["publishes"]), "fenced": bool(marker["fenced"])}
-        except (ValueError, KeyError, TypeError, RecursionError) as error:
-            raise FormatError("not a workspace's marker", what=f"{key}/{_MARKER}") from error
-
-    def _mark_fenced(self, key: str, publishes: str) -> None:
-        marker = f"{key}/{_MARKER}"
-        before = self._again(lambda: self._client.head(marker))
-        opened = {} if before is None else {"snapfmt-opened-ns": str(before.modified_ns)}
-        self._put(marker, _marker_of(publishes, fenced=True), opened)
+        return Marker.decode(data, what=name)
 
     def _put(self, key: str, data: Buffer, metadata: Mapping[str, str]) -> None:
         mark = hashlib.sha256(data).digest()
@@ -394,7 +393,3 @@ class ObjectStore:
                 # It sets no condition: something else was under way at this very moment.
                 last = StorageUnavailable(error.message, what=error.what)
         raise last or StorageUnavailable("not tried", what=self.location)
-
-
-def _marker_of(publishes: str, *, fenced: bool) -> bytes:
-    return json.dumps({"publishes": publishes, "fenced": fenced}).encode()

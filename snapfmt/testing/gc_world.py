@@ -48,7 +48,9 @@ class _Prepared(ObjectStore):
 
 def open_in(client: ObjectClient, document: RepositoryDocument) -> Repository:
     """The repository, without a request."""
-    return Repository(_Prepared(client, retry=patient()), document, limits=DEFAULT_LIMITS)
+    return Repository(
+        _Prepared(client, retry=patient(), at_once=1), document, limits=DEFAULT_LIMITS
+    )
 
 
 def put(store: Store, attempt: Attempt, data: bytes) -> str:

@@ -38,6 +38,11 @@ class WrappedStore:
         """Of the inner store."""
         return self.inner.read_size
 
+    @property
+    def at_once(self) -> int:
+        """Of the inner store."""
+        return self.inner.at_once
+
     def prepare(self) -> None:
         """As the inner store."""
         self.inner.prepare()

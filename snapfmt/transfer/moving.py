@@ -43,7 +43,7 @@ def sizes(
         return key, size
 
     ends = sorted(reached(store, snapshot.manifest, limits).items())
-    return dict(run_all(look, ends, workers=workers, tick=tick))
+    return dict(run_all(look, ends, workers=max(workers, store.at_once), tick=tick))
 
 
 def check_fit(snapshot: Snapshot, objects: Mapping[str, int], *, most: int) -> None:
@@ -110,7 +110,8 @@ class Mover:
                 return False
 
         keys = list(self.objects)
-        answers = run_all(look, keys, workers=self.workers, tick=self.tick)
+        workers = self.workers if deep else max(self.workers, self.target.at_once)
+        answers = run_all(look, keys, workers=workers, tick=self.tick)
         return {key for key, there in zip(keys, answers, strict=True) if there}
 
     def report(self, keys: set[str]) -> None:

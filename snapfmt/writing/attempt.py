@@ -33,9 +33,9 @@ from snapfmt.errors import (
 from snapfmt.format import canonical, digest, layout
 from snapfmt.format.reach import check_counts, extents
 from snapfmt.limits import DEFAULT_LIMITS, Limits
-from snapfmt.reading.ahead import together
 from snapfmt.reading.snapshot import Snapshot
 from snapfmt.storage.base import Store
+from snapfmt.threads import together
 from snapfmt.writing.base import check_reach
 from snapfmt.writing.lease import check_seconds, give_back, renewed
 from snapfmt.writing.part import PartWriter
@@ -273,7 +273,8 @@ class Attempt:
         for receipt in receipts:
             if receipt.attempt_id != self.id:
                 raise InputError("the receipt belongs to another attempt", what=receipt.part)
-        indexes = together(self._store, [partial(self._index, receipt) for receipt in receipts])
+        workers = self._store.at_once
+        indexes = together([partial(self._index, item) for item in receipts], workers=workers)
         ends: dict[str, int] = {}
         for receipt, index in zip(receipts, indexes, strict=True):
             if index.part != receipt.part or index.attempt_id != self.id:
@@ -281,7 +282,7 @@ class Attempt:
             for pack, end in extents(index).items():
                 ends[pack] = max(end, ends.get(pack, 0))
         keys = [layout.object_key(pack) for pack in ends]
-        sizes = together(self._store, [partial(self._store.size, key) for key in keys])
+        sizes = together([partial(self._store.size, key) for key in keys], workers=workers)
         for (pack, end), size in zip(ends.items(), sizes, strict=True):
             if size is None or size < end:
                 raise MissingObject(

@@ -7,10 +7,10 @@ from snapfmt.errors import FormatError, InputError, LeaseExpired, MissingObject,
 from snapfmt.format import canonical, compat, layout, pack
 from snapfmt.format.reach import extents
 from snapfmt.limits import DEFAULT_LIMITS, Limits
-from snapfmt.reading.ahead import together
 from snapfmt.reading.segment import SegmentReader
 from snapfmt.reading.snapshot import Part, Snapshot
 from snapfmt.storage.base import Store
+from snapfmt.threads import together
 from snapfmt_schemas.attempt import Lease, Ticket
 from snapfmt_schemas.manifest import Manifest
 
@@ -86,7 +86,7 @@ def check_reach(store: Store, attempt_id: str, packs: Iterable[str], base: Snaps
         InputError: Naming the pack.
     """
     names = sorted(packs)
-    owners = together(store, [partial(_owner, store, name) for name in names])
+    owners = together([partial(_owner, store, name) for name in names], workers=store.at_once)
     foreign = [name for name, owner in zip(names, owners, strict=True) if owner != attempt_id]
     if not foreign:
         return

@@ -10,12 +10,14 @@ Holds at any time, also after a crash (spec/v1/09-retention.md, K-12 to K-15):
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from functools import partial
 
 from snapfmt.errors import CorruptError, MissingObject, RefusedError
 from snapfmt.format import canonical, layout, pack
 from snapfmt.limits import Limits
 from snapfmt.reading.folders import check_any
 from snapfmt.storage.base import Store
+from snapfmt.threads import together
 from snapfmt.writing.keeping import Keeping, Leaving
 from snapfmt.writing.lease import over
 from snapfmt.writing.presence import Presence
@@ -153,6 +155,15 @@ class Collecting:
         standing = keeping.standing(leaving)
         retired = {key for item in leaving.values() for key in item.objects}
 
+        open_to_doubt = []
+        if held.running and not copying:
+            settled = standing.union(waiting, retired)
+            open_to_doubt = [key for key in listed if key not in settled]
+        looks = together(
+            [partial(self._owner, key) for key in open_to_doubt], workers=self._store.at_once
+        )
+        owners = dict(zip(open_to_doubt, looks, strict=True))
+
         def fate(key: str) -> tuple[bool, str]:
             if key in standing:
                 return False, PUBLISHED
@@ -163,7 +174,7 @@ class Collecting:
             if copying:
                 return False, COPY
             # A journal may have been lost by a power cut; the object itself tells whose it is.
-            if held.running and self._owner(key) in {None, *held.running}:
+            if held.running and owners[key] in {None, *held.running}:
                 return False, SAVE
             return True, ATTEMPT if key in self._over else ORPHAN
 

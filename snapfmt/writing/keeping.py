@@ -7,6 +7,7 @@ steps is what makes removing safe while others save, and is explained in spec/v1
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 
 from snapfmt.errors import (
     CorruptError,
@@ -23,6 +24,7 @@ from snapfmt.format import canonical, compat, layout
 from snapfmt.format.reach import decode_index, objects
 from snapfmt.limits import Limits
 from snapfmt.storage.base import Store
+from snapfmt.threads import together
 from snapfmt_schemas.attempt import Lease, Receipt
 from snapfmt_schemas.manifest import Manifest
 
@@ -40,8 +42,9 @@ def reached(store: Store, manifest: Manifest, limits: Limits) -> dict[str, int]:
         SnapfmtError: If a part index is missing or damaged, so that this is not known.
     """
     found: dict[str, int] = {}
-    for receipt in manifest.parts:
-        for key, size in _part(store, receipt, limits).items():
+    looks = [partial(_part, store, receipt, limits) for receipt in manifest.parts]
+    for part in together(looks, workers=store.at_once):
+        for key, size in part.items():
             found[key] = max(size, found.get(key, 0))
     return found
 
@@ -104,17 +107,21 @@ class Keeping:
                 if layout.RETIRING in self.store.names(folder(number)):
                     self.unreadable.add(number)
                 continue
-            reach: dict[str, int] = {}
-            whole = True
-            for receipt in manifest.parts:
-                try:
-                    reach |= _part(self.store, receipt, self._limits)
-                except (MissingObject, CorruptError, LimitExceeded):
-                    # An earlier call removed its packs, and then it; or nobody can tell.
-                    reach[layout.object_key(receipt.index_digest)] = 0
-                    whole = False
-            found[number] = Leaving(manifest, reach, whole)
+            looks = [partial(self._part_left, receipt) for receipt in manifest.parts]
+            parts = together(looks, workers=self.store.at_once)
+            reach = {layout.object_key(receipt.index_digest): 0 for receipt in manifest.parts}
+            for part in parts:
+                reach |= part or {}
+            found[number] = Leaving(manifest, reach, whole=None not in parts)
         return found
+
+    def _part_left(self, receipt: Receipt) -> dict[str, int] | None:
+        """What a part of a snapshot that is out still reaches; None where that is not known."""
+        try:
+            return _part(self.store, receipt, self._limits)
+        except (MissingObject, CorruptError, LimitExceeded):
+            # An earlier call removed its packs, and then its index; or nobody can tell.
+            return None
 
     def held(self, *, without: Collection[str] = (), journals: bool = True) -> Held:
         """What running saves and pins hold; attempts of these ids hold nothing.

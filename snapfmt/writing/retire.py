@@ -11,6 +11,7 @@ Holds at any time, also after a crash (spec/v1/09-retention.md):
 
 import contextlib
 from collections.abc import Collection, Mapping, Sequence
+from functools import partial
 
 from snapfmt.errors import (
     ConflictError,
@@ -22,6 +23,7 @@ from snapfmt.errors import (
 from snapfmt.format import canonical, layout
 from snapfmt.limits import Limits
 from snapfmt.storage.base import Store
+from snapfmt.threads import together
 from snapfmt.writing.keeping import Keeping, Leaving, folder
 from snapfmt.writing.presence import Presence
 from snapfmt.writing.reclaim import reclaim
@@ -157,9 +159,10 @@ def _remove(store: Store, item: Leaving, stay: set[str]) -> None:
     """Packs first: as long as a part index is there, so is the way to its packs."""
     indexes = {layout.object_key(receipt.index_digest) for receipt in item.manifest.parts}
     for group in (item.objects.keys() - indexes, indexes):
-        gone = [key for key in sorted(group - stay) if store.size(key) is not None]
-        for key in gone:
-            store.delete(key)
+        keys = sorted(group - stay)
+        sizes = together([partial(store.size, key) for key in keys], workers=store.at_once)
+        gone = [key for key, size in zip(keys, sizes, strict=True) if size is not None]
+        together([partial(store.delete, key) for key in gone], workers=store.at_once)
         store.sync(gone)
 
 

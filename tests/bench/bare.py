@@ -22,7 +22,7 @@ from peers import Batches
 
 from snapfmt import Repository
 from snapfmt.format import layout, zframes
-from snapfmt.reading.pooled import WORKERS
+from snapfmt.threads import WORKERS
 
 ROW_BATCH = 2**20
 """Logical bytes of a batch."""

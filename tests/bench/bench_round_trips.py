@@ -85,6 +85,7 @@ def measured(seconds: float, parts: int) -> dict[str, tuple[int, float]]:
         near.measure(f"pull, {parts} parts", lambda: copy_snapshot(writer, local, 3))
         pushed = open_target(far.store, local)
         far.measure(f"push, {parts} parts", lambda: copy_snapshot(local, pushed, 3))
+    near.measure(f"retire, {parts} parts", lambda: writer.retire(2))
     return near.found | far.found
 
 

@@ -101,8 +101,8 @@ def only(tests: tuple[str, ...], words: str) -> tuple[str, ...]:
 STORAGE = (
     Mutant(
         "local-file-sync", "storage/local.py",
-        "            write_all(descriptor, piece)\n        fsync_file(descriptor)\n",
-        "            write_all(descriptor, piece)\n", ORDER,
+        "        write_all(descriptor, data)\n        fsync_file(descriptor)\n",
+        "        write_all(descriptor, data)\n", ORDER,
     ),
     Mutant(
         "local-staged-folder-sync", "storage/local.py",
@@ -171,9 +171,9 @@ STORAGE = (
     ),
     Mutant(
         "local-staged-exists", "storage/local.py",
-        "            staged.mkdir()\n            _write_file(staged / name, [data])",
+        "            staged.mkdir()\n            _write_file(staged / name, data)",
         "            target.mkdir(exist_ok=True)\n            staged = target\n"
-        "            _write_file(staged / name, [data])",
+        "            _write_file(staged / name, data)",
         LOCAL,
     ),
     Mutant(
@@ -254,21 +254,21 @@ STORAGE = (
     ),
     Mutant(
         "objects-fence-closes", "storage/objects.py",
-        'self._create(marker["publishes"], CLOSED)', "pass", LATE,
+        "self._create(marker.publishes, CLOSED)", "pass", LATE,
     ),
     Mutant(
         "objects-fence-by-owner", "storage/objects.py",
-        "if by_owner and key not in self._unsettled:", "if by_owner:", REQUESTS,
+        "if not by_owner or key in self._unsettled:", "if not by_owner:", REQUESTS,
     ),
     Mutant(
         "objects-publish-fenced", "storage/objects.py",
         "        marker = self.require_workspace(workspace)\n        if",
-        '        marker = self._marker(workspace) or {"publishes": key}\n        if',
+        "        marker = self._marker(workspace) or Marker(key)\n        if",
         MEMORY,
     ),
     Mutant(
         "objects-publish-other", "storage/objects.py",
-        'if marker["publishes"] != key:', "if False:", SAFEGUARDS,
+        "if marker.publishes != key:", "if False:", SAFEGUARDS,
     ),
     Mutant(
         "objects-put-fenced", "storage/objects.py",
@@ -286,12 +286,12 @@ STORAGE = (
     ),
     Mutant(
         "objects-journal-owner", "storage/objects.py",
-        "item.modified_ns >= since - _SKEW_NS and self._owner(item.key) == key",
-        "item.modified_ns >= since - _SKEW_NS", only(SUITE, "journal_names"),
+        "zip(keys, owners, strict=True) if owner == key)", "zip(keys, owners, strict=True))",
+        only(SUITE, "journal_names"),
     ),
     Mutant(
         "objects-journal-skew", "storage/objects.py",
-        "item.modified_ns >= since - _SKEW_NS and", "item.modified_ns > since and", LOOKS,
+        "item.modified_ns >= opened - _SKEW_NS", "item.modified_ns > opened", LOOKS,
     ),
     Mutant(
         "objects-unpublish-order", "storage/objects.py",
@@ -846,7 +846,7 @@ COLLECTING = (
     ),
     Mutant(
         "keeping-not-whole", "writing/keeping.py",
-        "                    whole = False\n", "                    pass\n",
+        "whole=None not in parts", "whole=True",
         only(RETIRE, "went_out_must_be_readable"),
     ),
     Mutant(
@@ -1172,7 +1172,7 @@ COLLECTING = (
     ),
     Mutant(
         "collect-saves", "writing/collect.py",
-        "if held.running and self._owner(key) in {None, *held.running}:", "if False:",
+        "if held.running and owners[key] in {None, *held.running}:", "if False:",
         only(COLLECT, "without_its_journal"),
     ),
     Mutant(

@@ -15,7 +15,6 @@ from snapfmt.errors import (
     StorageError,
 )
 from snapfmt.reading import segment, table, verify
-from snapfmt.reading.pooled import Begun
 from snapfmt.storage.memory import MemoryClient
 from snapfmt.testing.bucket_world import (
     count,
@@ -30,6 +29,7 @@ from snapfmt.testing.bucket_world import (
 )
 from snapfmt.testing.client_faults import FAULTS, Fault, FaultyClient, Request
 from snapfmt.testing.samples import contents, needed, save_on, stored
+from snapfmt.threads import Begun
 from snapfmt.writing import lease as lease_module
 from snapfmt.writing import pins
 

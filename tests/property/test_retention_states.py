@@ -29,6 +29,7 @@ from snapfmt.testing.s3_servers import S3Server
 from snapfmt.writing import lease as lease_module
 from snapfmt.writing import pins as pins_module
 from snapfmt.writing.attempt import Attempt
+from snapfmt.writing.base import open_base
 from snapfmt.writing.keeping import reached
 from snapfmt.writing.presence import Presence
 
@@ -82,7 +83,7 @@ class Retention(RuleBasedStateMachine):
         receipts = [gc_world.write(store, attempt, name)]
         data = {f"{name}/note": f"what {name} of {attempt.id} holds".encode()}
         if base is not None:
-            for part in attempt._open_base().parts():
+            for part in open_base(store, attempt.ticket("carried")).parts():
                 receipts.append(gc_world.seal(store, attempt, part.name, part.entries()))
                 data[f"{part.name}/note"] = part.read("note")
         attempt.publish(receipts)

@@ -10,8 +10,7 @@ from snapfmt import Repository
 from snapfmt.adapters.transfer_queue.hold import Gate, Lease
 from snapfmt.adapters.transfer_queue.jobs import Holding
 from snapfmt.errors import StorageError
-from snapfmt.reading.pooled import in_order
-from snapfmt.threads import Pool
+from snapfmt.threads import Pool, in_order
 from snapfmt.transfer import BackgroundPush, open_target
 from snapfmt.transfer.parallel import run_all, run_for
 

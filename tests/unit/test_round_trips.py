@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from snapfmt import Repository
-from snapfmt.reading.ahead import REQUESTS, together
 from snapfmt.storage.memory import MemoryClient
 from snapfmt.storage.objects import ObjectStore
 from snapfmt.testing.client_faults import FaultyClient, Request
+from snapfmt.threads import REQUESTS, together
 
 PARTS = 12
 
@@ -149,12 +149,43 @@ def test_a_restore_looks_at_objects_together(
         assert client.most >= PARTS, verb
 
 
+@pytest.mark.parametrize("verb", ["get", "head", "delete"])
+def test_what_is_removed_goes_together(
+    repository: Repository, client: CountingClient, verb: str
+) -> None:
+    save(repository)
+    save(repository)
+    with client.wait_for(verb, PARTS):
+        repository.retire(1)
+    assert client.most >= PARTS
+    assert repository.numbers() == [2]
+    assert repository.verify().ok
+
+
+def test_whose_objects_are_is_asked_together(
+    repository: Repository, client: CountingClient
+) -> None:
+    with repository.begin() as running:
+        for number in range(PARTS):
+            running.part(f"p{number}").seal()
+        with client.wait_for("head", PARTS):
+            report = repository.collect(dry_run=True)
+        assert client.most >= PARTS
+        assert [item.removed for item in report.objects] == [False] * PARTS
+        # Their journal tells it; without that they do themselves.
+        repository.store.drop_workspace(f"attempts/{running.id}")
+        with client.wait_for("get", PARTS):
+            report = repository.collect(dry_run=True)
+        assert client.most >= PARTS
+        assert [item.removed for item in report.objects] == [False] * PARTS
+
+
 def test_requests_are_many_in_a_bucket_and_one_by_one_on_a_disk(
     client: CountingClient, tmp_path: Path
 ) -> None:
     gate = threading.Barrier(REQUESTS, timeout=5)
     calls = [gate.wait] * REQUESTS
-    assert sorted(together(ObjectStore(client), calls)) == list(range(REQUESTS))
+    assert sorted(together(calls, workers=ObjectStore(client).at_once)) == list(range(REQUESTS))
     here = threading.current_thread()
     local = Repository.open(tmp_path, create=True).store
-    assert together(local, [threading.current_thread] * 3) == [here] * 3
+    assert together([threading.current_thread] * 3, workers=local.at_once) == [here] * 3

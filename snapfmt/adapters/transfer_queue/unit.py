@@ -21,8 +21,8 @@ from snapfmt.adapters.transfer_queue.state import Counts, UnitPlan
 from snapfmt.adapters.transfer_queue.unit_rows import UnitCut, Written, write_rows
 from snapfmt.errors import CutInconsistent, FormatError, RestoreRefused
 from snapfmt.format.columns import MISSING, Column
-from snapfmt.reading.pooled import in_order
 from snapfmt.reading.segment import Rows, SegmentReader
+from snapfmt.threads import in_order
 from snapfmt_schemas.collector import without_collections
 
 MUTATORS = ("put_data", "clear", "load_checkpoint")

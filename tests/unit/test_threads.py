@@ -6,7 +6,7 @@ from functools import partial
 
 import pytest
 
-from snapfmt.reading.pooled import AHEAD, WORKERS, Begun, in_order
+from snapfmt.threads import AHEAD, WORKERS, Begun, in_order
 
 
 def here(number: int) -> Callable[[], tuple[int, bool]]:
