@@ -17,11 +17,13 @@ from snapfmt.adapters.transfer_queue.cluster import run
 from snapfmt.errors import (
     AttemptError,
     CorruptError,
+    DeadlineExceeded,
     NoMatch,
     ParticipantFailed,
     RestoreRefused,
     SnapfmtError,
 )
+from snapfmt_coordinator.reference.ray_session import join_queue
 
 pytestmark = [pytest.mark.cluster, pytest.mark.filterwarnings("ignore")]
 
@@ -186,6 +188,9 @@ def test_a_unit_that_dies_during_the_save_publishes_nothing(
     assert repository.leases() == []
 
     lab.stop()
+    # Whoever joins a run's queue waits for it, and starts none of its own.
+    with pytest.raises(DeadlineExceeded, match="no TransferQueue was started"):
+        join_queue(0.1)
     lab.start(2)
     lab.put("p", rows, {"x": torch.randn(64, 20)})
     assert save(repository).snapshot is not None

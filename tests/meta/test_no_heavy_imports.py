@@ -48,3 +48,28 @@ def test_import_stays_under_its_budget(run: Run) -> None:
     code = "import time; t = time.perf_counter(); import snapfmt; print(time.perf_counter()-t)"
     times = [float(printed(run, code)) for _ in range(5)]
     assert min(times) < BUDGET_S, times
+
+
+@pytest.mark.parametrize(
+    ("module", "needless"),
+    [
+        # Starts everything else, and waits for it.
+        ("snapfmt_coordinator.loop.worker", {*HEAVY, "fastapi", "uvicorn", "aiohttp"}),
+        # What it makes actors of: they import the rest in their own processes.
+        ("snapfmt_coordinator.loop.ray_controller", {"torch", "transfer_queue", "fastapi"}),
+        ("snapfmt_coordinator.loop.ray_finalizer", {"torch", "transfer_queue", "fastapi"}),
+        ("snapfmt_coordinator.loop.ray_trainer", {"torch", "transfer_queue", "fastapi"}),
+        ("snapfmt_coordinator.loop.ray_gym", {"torch", "transfer_queue", "fastapi"}),
+        ("snapfmt_coordinator.loop.ray_engine", {"torch", "transfer_queue", "pyarrow", "aiohttp"}),
+        ("snapfmt_coordinator.reference.resources_server", {"ray", "torch", "aiohttp"}),
+        ("snapfmt_coordinator.reference.agent_server", {"ray", "torch"}),
+        ("snapfmt_coordinator.reference.policy_server", {"ray", "torch", "aiohttp"}),
+    ],
+)
+def test_a_process_of_a_run_loads_only_what_it_needs(
+    run: Run, module: str, needless: set[str]
+) -> None:
+    """A run has twenty processes, and each of these imports costs seconds of a processor."""
+    loaded = printed(run, f"import sys, {module}; print(*sys.modules)").split()
+    assert module in loaded
+    assert not needless & set(loaded)

@@ -17,17 +17,12 @@ from snapfmt_coordinator.gym import observing, routes
 from snapfmt_coordinator.gym.fanout import SETTLE_S, together
 from snapfmt_coordinator.gym.links import Link, Links, contradiction, until
 from snapfmt_coordinator.gym.observing import observed
+from snapfmt_coordinator.gym.patience import INTERRUPT_AFTER, INTERRUPT_EVERY_S, WAIT_S
 from snapfmt_coordinator.protocol import v1
 from snapfmt_schemas._base import Record
 
 R = TypeVar("R", bound=Record)
 
-WAIT_S: Final = 5.0
-"""How long a server may hold a question back until it is ready, in seconds."""
-
-INTERRUPT_AFTER: Final = 0.5
-"""Share of the time to prepare after which calls that still generate are ended."""
-INTERRUPT_EVERY_S: Final = 0.2
 LONGER: Final = "allow more time to prepare, or look at what holds them up"
 
 

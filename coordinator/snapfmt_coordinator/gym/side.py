@@ -33,6 +33,7 @@ from snapfmt_coordinator.gym.incarnations import Incarnations
 from snapfmt_coordinator.gym.links import Links
 from snapfmt_coordinator.gym.observing import Observe
 from snapfmt_coordinator.gym.parts import GymParts
+from snapfmt_coordinator.gym.patience import INTERRUPT_AFTER
 from snapfmt_coordinator.gym.preparing import PrepareCounts
 from snapfmt_coordinator.protocol.v1 import Capabilities, Execution
 from snapfmt_schemas.completion import CompletionReceipt
@@ -60,7 +61,7 @@ class GymSide:
         session_factory: SessionFactory | None = None,
         grace_s: float = GRACE_S,
         retries: Retries | None = None,
-        interrupt_after: float | None = preparing.INTERRUPT_AFTER,
+        interrupt_after: float | None = INTERRUPT_AFTER,
     ) -> None:
         """`session_factory` makes a new session for each operation, which closes it.
 

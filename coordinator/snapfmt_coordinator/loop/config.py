@@ -4,7 +4,7 @@ from typing import Annotated, Any, ClassVar, Final, Literal, Self
 
 from pydantic import Field, model_validator
 
-from snapfmt_coordinator.gym.preparing import INTERRUPT_AFTER
+from snapfmt_coordinator.gym.patience import INTERRUPT_AFTER
 from snapfmt_coordinator.loop.state import Run
 from snapfmt_coordinator.loop.trip import STEPS, is_step
 from snapfmt_schemas._base import Record

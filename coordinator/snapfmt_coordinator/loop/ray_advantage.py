@@ -1,9 +1,7 @@
-"""The advantage actor: computes per group and writes the column back."""
+"""The advantage pool: computes per group and writes the column back; used inside an actor."""
 
 from collections.abc import Sequence
 from typing import Any
-
-import ray
 
 from snapfmt_coordinator.loop import ray_rows
 from snapfmt_coordinator.loop.learning import advantages
@@ -11,16 +9,11 @@ from snapfmt_coordinator.loop.saved import CANONICAL_PARTITION
 from snapfmt_schemas.replay import ReplayGroup
 
 
-@ray.remote
 class AdvantagePool:
     """Keeps what it computed until it is told to write it."""
 
     def __init__(self) -> None:
         self._computed: dict[str, list[Any]] = {}
-
-    def ready(self) -> None:
-        """Attaches to the cluster's queue, which must be there."""
-        ray_rows.connect()
 
     def compute(self, groups: Sequence[ReplayGroup]) -> None:
         """Reads rewards and masks; writes nothing."""

@@ -39,28 +39,44 @@ class Handles:
     gym: Any
     engine: Any
     trainer: Any
-    advantages: Any
+    """The advantage pool's too."""
     finalizers: Sequence[Any]
 
 
 @ray.remote
 class SingleController:
-    """All methods are asynchronous and share one event loop."""
+    """All methods are asynchronous and share one event loop.
 
-    def __init__(self, config: LoopConfig, handles: Handles) -> None:
+    Made before the other actors are ready, so that it starts beside them: `start_queue` and
+    `join` come first.
+    """
+
+    _gym: RemoteGym
+    _conductor: Conductor
+
+    def __init__(self, config: LoopConfig) -> None:
+        self._config = config
         self._events: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._metrics = RayMetrics()
+
+    async def start_queue(self) -> None:
+        """Starts TransferQueue with its storage units; it ends with this actor."""
+        await asyncio.to_thread(_start_queue, self._config.units)
+
+    async def join(self, handles: Handles) -> None:
+        """Is told of the other actors."""
+        config = self._config
         self._gym = RemoteGym(handles.gym)
         parties = Parties(
             gym=self._gym,
             runner=self._gym,
             finalizer=FinalizerPool([RemoteFinalizer(actor) for actor in handles.finalizers]),
             trainer=RemoteTrainer(handles.trainer),
-            advantages=RemoteAdvantages(handles.advantages),
+            advantages=RemoteAdvantages(handles.trainer),
             engine=RemoteEngine(handles.engine),
             queue=QueueDataPlane(),
         )
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._metrics = RayMetrics()
         trip = Trip(
             self._stopped,
             stop_at=config.stop_at,
@@ -113,3 +129,11 @@ class SingleController:
 
     def _tell(self, event: str, **details: Any) -> None:
         self._events.put_nowait({"event": event, "told_at": time.time(), **details})
+
+
+def _start_queue(units: int) -> None:
+    import transfer_queue as tq
+    from omegaconf import OmegaConf
+
+    storage = {"num_data_storage_units": units}
+    tq.init(OmegaConf.create({"backend": {"SimpleStorage": storage}}))

@@ -15,6 +15,7 @@ from snapfmt_coordinator.loop.assembly import (
     sealed_runs,
 )
 from snapfmt_coordinator.loop.saved import CANONICAL_PARTITION, STAGING_PARTITION
+from snapfmt_coordinator.reference import ray_session
 from snapfmt_schemas.ledger import LedgerGroup
 from snapfmt_schemas.replay import ReplayGroup
 
@@ -32,8 +33,8 @@ class FinalizerActor:
         self._made: dict[str, list[Canonical]] = {}
 
     def ready(self) -> None:
-        """Attaches to the cluster's queue, which must be there."""
-        ray_rows.connect()
+        """Attaches to the cluster's queue, as soon as it is there."""
+        ray_session.join_queue()
 
     def prepare(self, group: LedgerGroup) -> ReplayGroup:
         """Reads and assembles; writes nothing."""

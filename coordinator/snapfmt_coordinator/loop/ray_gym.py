@@ -36,13 +36,14 @@ Steps = list[tuple[str, str, int, int, dict[str, int]]]
 class NemoGymActor:
     """All methods are asynchronous and share one event loop.
 
-    A call of `ports.Gym` gives its result and the steps that were observed.
+    Made before the servers are there, so that it starts beside them: `join` comes first. A call
+    of `ports.Gym` gives its result and the steps that were observed.
     """
 
-    def __init__(self, config: GymConfig, token: str) -> None:
-        self._config = config
-        addresses = [ServerAddress(server.name, server.url) for server in config.servers]
-        self._side = GymSide(addresses, token=token, interrupt_after=config.interrupt_after)
+    _config: GymConfig
+    _side: GymSide
+
+    def __init__(self) -> None:
         self._log = activity.ActivityLog()
         self._clock = PausableClock()
         self._open = asyncio.Event()
@@ -50,6 +51,12 @@ class NemoGymActor:
         self._standing = activity.State(self._log, activity.GYM, "working", "open")
         self._limits = activity.State(self._log, activity.TIME_LIMITS, "working", "count")
         self._session: aiohttp.ClientSession | None = None
+
+    async def join(self, config: GymConfig, token: str) -> None:
+        """Is told of the servers."""
+        self._config = config
+        addresses = [ServerAddress(server.name, server.url) for server in config.servers]
+        self._side = GymSide(addresses, token=token, interrupt_after=config.interrupt_after)
 
     # --- runs
 

@@ -29,18 +29,18 @@ class RemoteFinalizer:
 
 
 class RemoteAdvantages:
-    """Implements `loop.ports.Advantages` over the actor."""
+    """Implements `loop.ports.Advantages` over the trainer's actor, where the pool lives."""
 
     def __init__(self, actor: Any) -> None:
         self._actor = actor
 
     async def compute(self, groups: Sequence[ReplayGroup]) -> None:
         """See the actor."""
-        await answer(self._actor.compute.remote(list(groups)), "advantage pool")
+        await answer(self._actor.compute_advantages.remote(list(groups)), "advantage pool")
 
     async def write(self, groups: Sequence[ReplayGroup]) -> None:
         """See the actor."""
-        await answer(self._actor.write.remote(list(groups)), "advantage pool")
+        await answer(self._actor.write_advantages.remote(list(groups)), "advantage pool")
 
 
 class RemoteTrainer:

@@ -1,4 +1,4 @@
-"""The trainer actor: steps over claimed groups, checkpoints beside them."""
+"""The trainer actor: advantages and steps of claimed groups, checkpoints beside them."""
 
 import time
 from collections.abc import Sequence
@@ -10,15 +10,20 @@ from snapfmt.errors import ConflictError
 from snapfmt_coordinator.loop import ray_rows
 from snapfmt_coordinator.loop.checkpoints import TrainerCheckpoints
 from snapfmt_coordinator.loop.learning import TrainerState, TrainRow, learn
+from snapfmt_coordinator.loop.ray_advantage import AdvantagePool
 from snapfmt_coordinator.loop.saved import CANONICAL_PARTITION
+from snapfmt_coordinator.reference import ray_session
 from snapfmt_schemas.replay import ReplayGroup
 
 _FIELDS = ("input_ids", "token_mask", "generation_logprobs", "advantages", "total_reward")
 
 
-@ray.remote(max_concurrency=3)
+@ray.remote(max_concurrency=4)
 class TrainerActor:
-    """One thread steps, another writes checkpoints; a state is never changed, only replaced."""
+    """One thread steps, another writes checkpoints; a state is never changed, only replaced.
+
+    The advantage pool lives here too: a process of its own would start longer than it works.
+    """
 
     def __init__(self, root: str, step_s: float) -> None:
         self._checkpoints = TrainerCheckpoints(root)
@@ -26,10 +31,19 @@ class TrainerActor:
         self._state = TrainerState()
         self._computed: TrainerState | None = None
         self._unsaved: dict[int, TrainerState] = {}
+        self._advantages = AdvantagePool()
 
     def ready(self) -> None:
-        """Attaches to the cluster's queue, which must be there."""
-        ray_rows.connect()
+        """Attaches to the cluster's queue, as soon as it is there."""
+        ray_session.join_queue()
+
+    def compute_advantages(self, groups: Sequence[ReplayGroup]) -> None:
+        """See `AdvantagePool.compute`."""
+        self._advantages.compute(groups)
+
+    def write_advantages(self, groups: Sequence[ReplayGroup]) -> None:
+        """See `AdvantagePool.write`."""
+        self._advantages.write(groups)
 
     def load(self, step: int) -> None:
         """Goes on from the checkpoint of a step."""

@@ -95,14 +95,14 @@ class _Running:
         self._token = secrets.token_urlsafe(24)
         with self._timed("cluster"):
             self._start_ray(stack)
-            # Actors first: they import while the queue starts.
-            self._start_workers()
-            self._start_queue(stack)
-        with self._timed("servers"):
-            ready = [actor.ready.remote() for actor in self._workers]
-            self._servers = self._start_servers(stack)
-        with self._timed("actors"):
-            self._start_controller(ready)
+        # All at once: what they import takes longer than all that they wait for each other.
+        with self._timed("processes"):
+            self._start_actors()
+            queue = self._controller.start_queue.remote()
+            ready = [actor.ready.remote() for actor in (self._trainer, *self._finalizers)]
+            servers = self._start_servers(stack, meanwhile=lambda: self._get(queue))
+            self._join(servers)
+            self._get(ready)
 
     def to_the_end(self, restore: Restore, tell: Tell) -> RunResult:
         """Restores, trains, and gathers what there is to know."""
@@ -177,15 +177,9 @@ class _Running:
         stack.callback(ray.shutdown)
         self._address = ray.get_runtime_context().gcs_address
 
-    def _start_queue(self, stack: ExitStack) -> None:
-        import transfer_queue as tq
-        from omegaconf import OmegaConf
-
-        storage = {"num_data_storage_units": self._config.units}
-        tq.init(OmegaConf.create({"backend": {"SimpleStorage": storage}}))
-        stack.callback(tq.close)
-
-    def _start_servers(self, stack: ExitStack) -> list[ServerProcess]:
+    def _start_servers(
+        self, stack: ExitStack, meanwhile: Callable[[], object]
+    ) -> list[ServerProcess]:
         config = self._config
         grace = ("--grace-s", str(config.lease_grace_s))
         specs = [
@@ -197,7 +191,11 @@ class _Running:
             ServerSpec(name=AGENT, kind="agent", options=grace),
         ]
         servers = start_servers(
-            self._home / "servers", specs, self._token, ray_address=self._address
+            self._home / "servers",
+            specs,
+            self._token,
+            ray_address=self._address,
+            meanwhile=meanwhile,
         )
         stack.callback(stop_servers, servers)
         return servers
@@ -206,29 +204,29 @@ class _Running:
         """Where a tool's effects on the world outside are seen; it outlives the servers."""
         return ("--mutation-log", str(self._home / MUTATIONS)) if tool == "counter" else ()
 
-    def _start_workers(self) -> None:
-        from snapfmt_coordinator.loop.ray_advantage import AdvantagePool
+    def _start_actors(self) -> None:
+        from snapfmt_coordinator.loop.ray_controller import SingleController
         from snapfmt_coordinator.loop.ray_engine import GenerationEngine
         from snapfmt_coordinator.loop.ray_finalizer import FinalizerActor
+        from snapfmt_coordinator.loop.ray_gym import NemoGymActor
         from snapfmt_coordinator.loop.ray_trainer import TrainerActor
 
         config = self._config
+        # First: it starts the queue, which others wait for.
+        self._controller = _remote(SingleController)(config)
         self._engine = _remote(GenerationEngine, name=ENGINE)(config.generation_s, config.refit_s)
         self._trainer = _remote(TrainerActor)(str(self._home / "trainer"), config.step_s)
-        self._advantages = _remote(AdvantagePool)()
         self._finalizers = [
             _remote(FinalizerActor)(config.finalize_s) for _ in range(config.finalizers)
         ]
-        self._workers = [self._trainer, self._advantages, *self._finalizers]
+        self._gym = _remote(NemoGymActor)()
 
-    def _start_controller(self, ready: list[Any]) -> None:
-        import ray
-
-        from snapfmt_coordinator.loop.ray_controller import Handles, SingleController
-        from snapfmt_coordinator.loop.ray_gym import NemoGymActor
+    def _join(self, servers: list[ServerProcess]) -> None:
+        """Tells the actors of the servers, and of each other."""
+        from snapfmt_coordinator.loop.ray_controller import Handles
 
         config = self._config
-        urls = [ServerUrl(name=server.name, url=server.url) for server in self._servers]
+        urls = [ServerUrl(name=server.name, url=server.url) for server in servers]
         gym = GymConfig(
             servers=tuple(urls),
             agent=next(url for url in urls if url.name == AGENT),
@@ -239,16 +237,24 @@ class _Running:
             rollout_limit_s=config.rollout_limit_s,
             interrupt_after=config.interrupt_after,
         )
-        self._gym = _remote(NemoGymActor)(gym, self._token)
         handles = Handles(
             gym=self._gym,
             engine=self._engine,
             trainer=self._trainer,
-            advantages=self._advantages,
             finalizers=self._finalizers,
         )
-        self._controller = _remote(SingleController)(config, handles)
-        ray.get(ready, timeout=READY_S)
+        self._get([self._gym.join.remote(gym, self._token), self._controller.join.remote(handles)])
+
+    def _get(self, calls: Any) -> None:
+        """Waits for actors that start."""
+        import ray
+
+        from snapfmt_coordinator.loop.ray_calls import typed
+
+        try:
+            ray.get(calls, timeout=READY_S)
+        except ray.exceptions.RayError as error:
+            raise typed(error, "an actor at its start") from error
 
     def _timed(self, name: str) -> "_Timed":
         return _Timed(self._timings, name)

@@ -196,9 +196,10 @@ def _parts(options: argparse.Namespace) -> tuple[Engine, CaptureSink]:
         engine = RayEngine.find(options.engine_name, options.ray_namespace)
     sink: Any = MemorySink()
     if sink_kind == "transfer-queue":
+        from snapfmt_coordinator.reference import ray_session
         from snapfmt_coordinator.reference.ray_capture import TransferQueueSink
 
-        TransferQueueSink.join()
+        ray_session.join_queue()
         sink = TransferQueueSink()
     return engine, sink
 

@@ -6,14 +6,15 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Literal
 
 from snapfmt.errors import DeadlineExceeded, ParticipantFailed
-from snapfmt_coordinator.reference.serving import TOKEN_VARIABLE
 
+TOKEN_VARIABLE: Final = "NEMO_GYM_CHECKPOINT_CONTROL_TOKEN"  # noqa: S105 - its name only
+"""Of the environment; a server finds its control token there."""
 Kind = Literal["policy", "agent", "counter", "dice", "notes", "sandbox"]
 READY_S: Final = 120.0
 """How long a server may take to be ready; one that joins a Ray cluster takes longest."""
@@ -101,15 +102,22 @@ class ServerProcess:
                 start_new_session=True,
             )
 
-    def wait_ready(self, timeout_s: float = READY_S) -> None:
-        """Returns once the server answers.
+    def wait_listening(self, timeout_s: float = READY_S) -> None:
+        """Returns once the server has a port; it may have to do more before it answers.
 
         Raises:
             ParticipantFailed: If its process ended.
             DeadlineExceeded: If it takes longer.
         """
+        self._wait(timeout_s, ready=False)
+
+    def wait_ready(self, timeout_s: float = READY_S) -> None:
+        """Returns once the server answers; raises as `wait_listening`."""
+        self._wait(timeout_s, ready=True)
+
+    def _wait(self, timeout_s: float, *, ready: bool) -> None:
         until = time.monotonic() + timeout_s
-        while not self._port_file.exists():
+        while not self._told(ready=ready):
             if not self.running:
                 code = self._process.returncode if self._process else None
                 raise ParticipantFailed(
@@ -121,7 +129,14 @@ class ServerProcess:
                     what=self.name,
                 )
             time.sleep(_POLL_S)
-        self._port = int(json.loads(self._port_file.read_text("utf-8"))["port"])
+
+    def _told(self, *, ready: bool) -> bool:
+        try:
+            told = json.loads(self._port_file.read_text("utf-8"))
+        except FileNotFoundError:
+            return False
+        self._port = int(told["port"])
+        return bool(told["ready"]) or not ready
 
     def stop(self, timeout_s: float = STOP_S) -> int | None:
         """Ends it with SIGTERM, with SIGKILL when it takes longer; its exit code."""
@@ -163,11 +178,13 @@ def start_servers(
     *,
     ray_address: str | None = None,
     timeout_s: float = READY_S,
+    meanwhile: Callable[[], object] = lambda: None,
 ) -> list[ServerProcess]:
     """Starts servers, agents last, and tells each agent of all the others.
 
     With `ray_address` policy servers use the engine and the queue of that cluster. Blocks until
-    all are ready; when one fails, none is left.
+    all are ready; when one fails, none is left. `meanwhile` is called while they get ready, and
+    may fail too.
 
     Raises:
         ParticipantFailed: If one of them ended.
@@ -177,6 +194,9 @@ def start_servers(
     servers = [ServerProcess(spec, directory, token) for spec in specs]
     try:
         _start(servers, ray_address, timeout_s)
+        meanwhile()
+        for server in servers:
+            server.wait_ready(timeout_s)
     except BaseException:
         kill_servers(servers)
         raise
@@ -212,15 +232,13 @@ def _start(servers: Sequence[ServerProcess], ray_address: str | None, timeout_s:
         remote = ray_address is not None and server.kind == "policy"
         server.start(*(("--ray-address", str(ray_address)) if remote else ()))
     for server in first:
-        server.wait_ready(timeout_s)
+        server.wait_listening(timeout_s)
     links: list[str] = []
     for server in first:
         if server.kind == "policy":
             links += ["--model-url", server.url]
         else:
             links += ["--resources", f"{server.kind}={server.name}@{server.url}"]
-    agents = [server for server in servers if server.kind == "agent"]
-    for server in agents:
-        server.start(*links)
-    for server in agents:
-        server.wait_ready(timeout_s)
+    for server in servers:
+        if server.kind == "agent":
+            server.start(*links)

@@ -16,14 +16,9 @@ class TransferQueueSink:
     """Puts rows in small batches, one after another, from a worker thread."""
 
     def __init__(self, *, partition: str = PARTITION) -> None:
-        """`partition`: of the queue. Needs `join` before the first row."""
+        """`partition`: of the queue, which this process must have joined before the first row."""
         self._partition = partition
         self._batches: Batcher[CaptureRow, None] = Batcher(self._store)
-
-    @staticmethod
-    def join() -> None:
-        """Becomes a client of the queue that runs in the cluster; blocks."""
-        tq.init()
 
     async def put(self, row: CaptureRow) -> None:
         """Returns once the queue has the row."""

@@ -25,8 +25,8 @@ from starlette.responses import Response
 from snapfmt.errors import ControlRefused
 from snapfmt_coordinator.protocol.codes import internal, refused, to_body
 from snapfmt_coordinator.protocol.v1 import CallIdentity
+from snapfmt_coordinator.reference.processes import TOKEN_VARIABLE
 
-TOKEN_VARIABLE: Final = "NEMO_GYM_CHECKPOINT_CONTROL_TOKEN"  # noqa: S105 - its name only
 ROLLOUT_HEADER: Final = "x-nemo-gym-rollout-id"
 ATTEMPT_HEADER: Final = "x-nemo-gym-attempt-index"
 CALL_HEADER: Final = "x-nemo-gym-model-call-id"
@@ -49,7 +49,9 @@ def parser(description: str) -> argparse.ArgumentParser:
     options = argparse.ArgumentParser(description=description)
     options.add_argument("--host", default="127.0.0.1")
     options.add_argument("--port", type=int, default=0, help="0: any free one")
-    options.add_argument("--port-file", type=Path, required=True, help="written when ready")
+    options.add_argument(
+        "--port-file", type=Path, required=True, help="says the port, and later that it is ready"
+    )
     options.add_argument("--name", required=True, help="name of the server in the topology")
     options.add_argument("--parent-pid", type=int, help="exit when this process is gone")
     options.add_argument("--grace-s", type=float, default=600.0, help="lease beyond a deadline")
@@ -70,7 +72,7 @@ def run(build: Build, options: argparse.Namespace) -> int:
 
 
 class _Server(uvicorn.Server):
-    """Leaves signals to the loop, and says when it listens."""
+    """Leaves signals to the loop, and says when it answers."""
 
     def __init__(self, config: uvicorn.Config, port_file: Path) -> None:
         super().__init__(config)
@@ -83,13 +85,13 @@ class _Server(uvicorn.Server):
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
-        port = (sockets or [])[0].getsockname()[1]
-        text = json.dumps({"port": port, "pid": os.getpid()})
-        await asyncio.to_thread(_write_whole, self._port_file, text)
+        await asyncio.to_thread(_tell_port, self._port_file, (sockets or [])[0], ready=True)
 
 
 async def _serve(build: Build, options: argparse.Namespace, token: str) -> None:
     listener = socket.create_server((options.host, options.port), backlog=BACKLOG)
+    # Others may be told of it already: what connects from here on waits until it is ready.
+    await asyncio.to_thread(_tell_port, options.port_file, listener, ready=False)
     async with build(options, token) as app:
         config = uvicorn.Config(
             app,
@@ -117,9 +119,10 @@ async def _serve(build: Build, options: argparse.Namespace, token: str) -> None:
         watching.cancel()
 
 
-def _write_whole(path: Path, text: str) -> None:
+def _tell_port(path: Path, listener: socket.socket, *, ready: bool) -> None:
+    told = {"port": listener.getsockname()[1], "pid": os.getpid(), "ready": ready}
     unfinished = path.with_name(f"{path.name}.{os.getpid()}")
-    unfinished.write_text(text, encoding="utf-8")
+    unfinished.write_text(json.dumps(told), encoding="utf-8")
     unfinished.replace(path)
 
 
