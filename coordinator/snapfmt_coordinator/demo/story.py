@@ -20,6 +20,12 @@ Say = Callable[[str], object]
 AGENT_PART: Final = "gym/agent/agent"
 SHOWN: Final = 6
 """Rollouts that are named one by one."""
+SKIPPED: Final = {
+    "missing_trainer_anchor": "the checkpoint of the newest train step is not on disk yet",
+    "optimizer_commit_in_progress": "a train step is being committed",
+    "trainer_state_changed": "a train step ended meanwhile, its checkpoint is not on disk yet",
+}
+"""Why a save waits for the trainer; it is tried again at once."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,6 +38,9 @@ class StoryOptions:
     units: int = 2
     kills: int = 1
     interval_s: float = 1.0
+    tool_s: float = 0.25
+    """Least time of a tool call: with it a rollout is longer than what a save waits for."""
+    generation_s: float = 0.1
     seed: int = 7
 
     def config(self, home: Path, *, snapshots: bool) -> LoopConfig:
@@ -44,15 +53,18 @@ class StoryOptions:
             max_turns=self.max_turns,
             units=self.units,
             tools=("counter", "dice", "notes", RESTART_ONLY),
-            tool_s=0.1,
-            generation_s=0.05,
+            tool_s=self.tool_s,
+            generation_s=self.generation_s,
             snapshot_attempt_interval_s=self.interval_s if snapshots else None,
         )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoryReport:
-    """What the demonstration did; it exists only when both runs came to the same result."""
+    """What the demonstration did.
+
+    It exists only when both runs came to the same result, and rollouts went on in the middle.
+    """
 
     repository: Path
     rollouts: int
@@ -71,8 +83,9 @@ def run(directory: str | Path, options: StoryOptions, *, out: Say = print) -> St
 
     Raises:
         ParticipantFailed: If one of its processes failed; says where its log is.
-        CorruptError: If the restored run came to another result.
-        InputError: If there is nothing to kill.
+        CorruptError: If the restored run came to another result, or started all rollouts over.
+        InputError: If there is nothing to kill, or the run was over before a snapshot held
+            rollouts in the middle.
     """
     if options.kills < 1:
         raise InputError("the demonstration kills at least once", what=str(options.kills))
@@ -86,6 +99,7 @@ class _Story:
         self._out = out
         self._started = time.monotonic()
         self._random = random.Random(options.seed)  # noqa: S311 - chooses a moment
+        self._kills = 0
         self._saves: list[dict[str, Any]] = []
         self._continued = 0
         self._over = 0
@@ -97,18 +111,22 @@ class _Story:
         with Child(options.config(self._home / "in-peace", snapshots=False)) as child:
             wanted = self._until_done(child)["comparable"]
         self._out(f"The same run, with a snapshot every {options.interval_s:g} s.")
-        for kill in range(options.kills):
-            if not self._killed(kill):
-                break
-        with Child(self._config()) as child:
-            found = self._until_done(child)["comparable"]
+        found = self._lives()["comparable"]
         self._compare(wanted, found)
+        if not self._kills:
+            raise InputError(
+                "the run was over before a snapshot held rollouts in the middle",
+                what=f"{rollouts} rollouts of up to {options.max_turns} turns",
+                hint="more of both: --prompts, --turns",
+            )
+        if not self._continued:
+            raise CorruptError("the snapshot held rollouts in the middle, and none went on")
         facts = wanted["rollouts"].values()
         report = StoryReport(
             repository=self._home / "run" / "repository",
             rollouts=len(wanted["rollouts"]),
             turns=sum(item["turns"] for item in facts),
-            kills=options.kills,
+            kills=self._kills,
             saves=sum(save["outcome"] == "completed" for save in self._saves),
             longest_pause_s=max((pause_s(save) for save in self._saves), default=0.0),
             continued=self._continued,
@@ -121,21 +139,41 @@ class _Story:
     def _config(self) -> LoopConfig:
         return self._options.config(self._home / "run", snapshots=True)
 
-    def _killed(self, number: int) -> bool:
-        """One life of the run, ended by SIGKILL at a moment that nobody chose; false: too late."""
+    def _lives(self) -> dict[str, Any]:
+        """One life after another, each but the last one killed; what the last one tells."""
+        for number in range(self._options.kills):
+            done = self._killed()
+            if done is not None:
+                self._out(f"The run came to its end before kill -9, number {number + 1}.")
+                return done
+        with Child(self._config()) as child:
+            return self._until_done(child)
+
+    def _killed(self) -> dict[str, Any] | None:
+        """One life of the run, ended by SIGKILL while rollouts are in flight.
+
+        No clock says when: it is after a snapshot that holds rollouts in the middle, and before
+        more than half of these have ended. What it tells when it came to its end without.
+        """
+        middle, over, last = 0, 0, 0
         with Child(self._config()) as child:
             for event in child.events():
                 self._hear(event)
                 if event["event"] == "done":
-                    return False
-                if event["event"] == "save" and event["outcome"] == "completed":
+                    return event
+                if event["event"] == "save" and event["outcome"] == "completed" and not middle:
+                    middle = len(self._middle(event["number"]))
+                    last = self._random.randint(0, middle // 2)
+                over += bool(middle) and event["event"] == "adopted"
+                if middle and over == last:
                     break
-            time.sleep(self._random.uniform(0.2, 1.2))
             processes = child.kill()
+        self._kills += 1
         self._out(
-            f"kill -9, number {number + 1}: the run and its {processes - 1} processes are gone."
+            f"kill -9, number {self._kills}: the run and its {processes - 1} processes are gone,"
+            f" {over} results after a snapshot with {middle} rollouts in the middle."
         )
-        return True
+        return None
 
     def _until_done(self, child: Child) -> dict[str, Any]:
         for event in child.events():
@@ -153,7 +191,8 @@ class _Story:
 
     def _saved(self, save: dict[str, Any]) -> None:
         if save["outcome"] != "completed":
-            self._out(f"  save: {save['outcome']}, {save['reason']}")
+            why = SKIPPED.get(save["reason"], save["error"] or "")
+            self._out(f"  save: {save['outcome']}, {save['reason']}: {why}")
             return
         first = sum(item["outcome"] == "completed" for item in self._saves) == 1
         self._out(
@@ -170,7 +209,7 @@ class _Story:
         )
         for number, why in report["passed_over"]:
             self._out(f"    passed over snapshot {number}: {why}")
-        calls = self._calls(report["number"])
+        calls = self._middle(report["number"])
         self._continued += len(report["continued"])
         self._over += len(report["started_over"])
         for rollout, attempt in report["continued"][:SHOWN]:
@@ -180,13 +219,14 @@ class _Story:
             self._out(f"    {rollout}, run {attempt}: starts over, its {RESTART_ONLY} is gone")
         self._more(report["started_over"])
 
-    def _calls(self, number: int) -> dict[str, str]:
-        """Last finished model call of every rollout that the snapshot continues."""
+    def _middle(self, number: int) -> dict[str, str]:
+        """Last finished model call of every rollout that goes on from the snapshot."""
         repository = Repository.open(self._home / "run" / "repository")
         part = repository.snapshot(number).part(AGENT_PART)
         return {
             line.rollout_id: line.last_committed_model_call_id
             for line in part.records("continuations.jsonl", Continuation)
+            if RESTART_ONLY not in (line.resource_state_revisions or (RESTART_ONLY,))
         }
 
     def _more(self, items: list[Any]) -> None:

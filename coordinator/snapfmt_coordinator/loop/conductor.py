@@ -21,6 +21,7 @@ from snapfmt_coordinator.loop.saving import (
     SteppedDataPlane,
     SteppedLoader,
 )
+from snapfmt_coordinator.loop.state import Run
 from snapfmt_coordinator.loop.timers import StallWatchdog
 from snapfmt_coordinator.loop.training import TrainPump, watch
 from snapfmt_coordinator.loop.trip import Stepped, Trip
@@ -67,8 +68,9 @@ class Conductor:
         *,
         stalled: Callable[[float], object] = lambda _: None,
         saved: Callable[[SaveResult], object] = lambda _: None,
+        adopted: Callable[[Run], object] = lambda _: None,
     ) -> None:
-        """`stalled` and `saved` are told what the run's owner may want to know."""
+        """`stalled`, `saved` and `adopted` are told what the run's owner may want to know."""
         self.control = Control(
             seed=config.seed,
             prompts=config.prompts,
@@ -83,6 +85,7 @@ class Conductor:
         self._trip = trip
         self._stalled = stalled
         self._saved = saved
+        self._adopted = adopted
         self._fingerprints = (config.recipe().to_fingerprint(),)
 
     async def restore(self) -> RestoreResult | None:
@@ -132,7 +135,7 @@ class Conductor:
         )
         with hub.log.during(activity.ROLLOUT_PUMP, "working", "picks prompts"):
             async with asyncio.TaskGroup() as pumps:
-                pumps.create_task(RolloutPump(hub, parties.runner).run())
+                pumps.create_task(RolloutPump(hub, parties.runner, self._adopted).run())
                 pumps.create_task(AcknowledgePump(hub, parties.gym).run())
                 pumps.create_task(RetirePump(hub, parties.gym).run())
                 pumps.create_task(FinalizePump(hub, parties.finalizer).run())

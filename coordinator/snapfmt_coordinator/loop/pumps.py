@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Final
 
@@ -23,9 +24,13 @@ _log = logging.getLogger(__name__)
 class RolloutPump:
     """Draws prompts while there is room and sends every run, again after a failure."""
 
-    def __init__(self, hub: Hub, runner: Runner) -> None:
+    def __init__(
+        self, hub: Hub, runner: Runner, adopted: Callable[[Run], object] = lambda _: None
+    ) -> None:
+        """`adopted` is told of every run whose result counts."""
         self._hub = hub
         self._runner = runner
+        self._adopted = adopted
 
     async def run(self) -> None:
         """Ends when every prompt is trained."""
@@ -65,8 +70,10 @@ class RolloutPump:
             async with hub.mutation("recovery_retries", activity.ROLLOUT_PUMP):
                 return hub.control.failed(run)
         async with hub.mutation("sibling_seals", activity.ROLLOUT_PUMP):
-            state.adopt(run, finished)
+            counts = state.adopt(run, finished)
         hub.control.changed.tell()
+        if counts:
+            self._adopted(run)
         return None
 
 

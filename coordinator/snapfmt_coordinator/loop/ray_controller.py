@@ -90,6 +90,7 @@ class SingleController:
             trip,
             stalled=lambda seconds: self._tell("stalled", seconds=seconds),
             saved=self._saved,
+            adopted=lambda run: self._tell("adopted", rollout=run.rollout_id),
         )
 
     async def restore(self) -> dict[str, Any] | None:

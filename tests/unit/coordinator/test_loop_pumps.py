@@ -3,7 +3,7 @@
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import count
 from typing import Any
@@ -164,9 +164,11 @@ def hub_of(**options: Any) -> Hub:
     return Hub(Control(**{**shape, **options}), StallWatchdog(60.0))
 
 
-def pumps(hub: Hub, world: Any, *more: Any) -> Any:
+def pumps(
+    hub: Hub, world: Any, *more: Any, adopted: Callable[[Run], object] = lambda _: None
+) -> Any:
     return asyncio.gather(
-        RolloutPump(hub, world).run(),
+        RolloutPump(hub, world, adopted).run(),
         AcknowledgePump(hub, world).run(),
         RetirePump(hub, world).run(),
         FinalizePump(hub, world).run(),
@@ -232,8 +234,11 @@ def test_a_run_that_fails_is_sent_again_with_the_next_number() -> None:
         hub, world = hub_of(prompts=2), World()
         probe = hub_of(prompts=2).control.state.reserve(0)[0]
         world.failing[probe.rollout_id] = 2
+        told: list[str] = []
         async with asyncio.timeout(60.0):
-            await pumps(hub, world)
+            await pumps(hub, world, adopted=lambda run: told.append(run.key))
+        # Who asks is told of the results that count.
+        assert sorted(told) == sorted(world.acknowledged)
         numbers = [run.attempt_index for run in world.sent if run.rollout_id == probe.rollout_id]
         assert numbers == [0, 1, 2]
         assert world.acknowledged.count(f"{probe.rollout_id}-a2") == 1
