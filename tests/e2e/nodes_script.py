@@ -1,4 +1,4 @@
-"""Parts of one snapshot, written on several Ray nodes; test_nodes.py runs it as a process.
+"""Parts of snapshots, written on several Ray nodes; test_nodes.py runs it as a process.
 
 Each node gets a ticket and nothing else; credentials come from its environment.
 """
@@ -36,9 +36,42 @@ def read(location: str, key: str) -> tuple[bytes, str]:
     return row["ids"].tobytes(), ray.get_runtime_context().get_node_id()
 
 
-def main(location: str) -> dict[str, Any]:
+def on_nodes(location: str) -> dict[str, Any]:
+    """One snapshot in one place, of parts that the nodes write; they read each other's."""
     from snapfmt_schemas.attempt import Receipt
 
+    repository = Repository.open(location, create=True)
+    with repository.begin() as attempt:
+        answers = ray.get(
+            [
+                write.options(resources={f"node{node}": 1}).remote(
+                    attempt.ticket(f"rl/node-{node}").model_dump_json(), node
+                )
+                for node in range(NODES)
+            ]
+        )
+        receipts = [Receipt.model_validate_json(text) for text, _ in answers]
+        attempt.publish(receipts)
+    found = ray.get(
+        [
+            # Each node reads what another one wrote.
+            read.options(resources={f"node{(node + 1) % NODES}": 1}).remote(
+                repository.location, f"n{node}_7"
+            )
+            for node in range(NODES)
+        ]
+    )
+    return {
+        "writers": len({node for _, node in answers}),
+        "readers": len({node for _, node in found}),
+        "same": all(data == values(node)[7].tobytes() for node, (data, _) in enumerate(found)),
+        "rows": repository.snapshot().table("rows/train").num_rows,
+        "damage": len(repository.verify().damage),
+        "tickets": attempt.id,
+    }
+
+
+def main(locations: list[str]) -> list[dict[str, Any]]:
     cluster = Cluster(
         initialize_head=True,
         head_node_args={
@@ -52,39 +85,11 @@ def main(location: str) -> dict[str, Any]:
         cluster.add_node(num_cpus=1, resources={f"node{node}": 1}, object_store_memory=80_000_000)
     ray.init(address=cluster.address, log_to_driver=False, logging_level="ERROR")
     try:
-        repository = Repository.open(location, create=True)
-        with repository.begin() as attempt:
-            answers = ray.get(
-                [
-                    write.options(resources={f"node{node}": 1}).remote(
-                        attempt.ticket(f"rl/node-{node}").model_dump_json(), node
-                    )
-                    for node in range(NODES)
-                ]
-            )
-            receipts = [Receipt.model_validate_json(text) for text, _ in answers]
-            attempt.publish(receipts)
-        found = ray.get(
-            [
-                # Each node reads what another one wrote.
-                read.options(resources={f"node{(node + 1) % NODES}": 1}).remote(
-                    repository.location, f"n{node}_7"
-                )
-                for node in range(NODES)
-            ]
-        )
-        return {
-            "writers": len({node for _, node in answers}),
-            "readers": len({node for _, node in found}),
-            "same": all(data == values(node)[7].tobytes() for node, (data, _) in enumerate(found)),
-            "rows": repository.snapshot().table("rows/train").num_rows,
-            "damage": len(repository.verify().damage),
-            "tickets": attempt.id,
-        }
+        return [on_nodes(location) for location in locations]
     finally:
         ray.shutdown()
         cluster.shutdown()
 
 
 if __name__ == "__main__":
-    print(json.dumps(main(sys.argv[1])))
+    print(json.dumps(main(sys.argv[1:])))

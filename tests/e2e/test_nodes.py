@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+import uuid
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,43 +12,44 @@ from typing import Any
 import pytest
 
 from snapfmt import Repository
-from snapfmt.testing.s3_servers import SECRET_KEY, S3Server
+from snapfmt.testing.s3_servers import BUCKET, SECRET_KEY, S3Server
 
 pytestmark = [pytest.mark.cluster, pytest.mark.filterwarnings("ignore")]
 SCRIPT = Path(__file__).with_name("nodes_script.py")
 
 
-def on_nodes(location: str, environment: dict[str, str]) -> dict[str, Any]:
+EXPECTED = {"writers": 3, "readers": 3, "same": True, "rows": 600, "damage": 0}
+
+
+@pytest.fixture(scope="module")
+def on_nodes(seaweedfs: S3Server, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """What the script found in a bucket, and in a folder; on the same nodes."""
+    url = f"s3://{BUCKET}/{uuid.uuid4().hex}/run"
+    folder = str(tmp_path_factory.mktemp("nodes") / "shared")
     done = subprocess.run(
-        [sys.executable, str(SCRIPT), location],
+        [sys.executable, str(SCRIPT), url, folder],
         capture_output=True,
         text=True,
         check=False,
         timeout=300,
-        env={**os.environ, **environment, "RAY_USAGE_STATS_ENABLED": "0"},
+        env={**os.environ, **seaweedfs.environment, "RAY_USAGE_STATS_ENABLED": "0"},
     )
     assert done.returncode == 0, done.stderr[-3000:]
-    found: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
-    return found
-
-
-EXPECTED = {"writers": 3, "readers": 3, "same": True, "rows": 600, "damage": 0}
+    bucket, shared = json.loads(done.stdout.strip().splitlines()[-1])
+    return {"url": url, "bucket": bucket, "folder": shared}
 
 
 def test_writers_on_three_nodes_share_a_bucket(
-    seaweedfs: S3Server, bucket_url: Callable[[], str]
+    on_nodes: dict[str, Any], seaweedfs: S3Server
 ) -> None:
-    url = bucket_url()
-    found = on_nodes(url, seaweedfs.environment)
-    assert found | EXPECTED == found
-    repository = Repository.open(url, storage_options=seaweedfs.options)
+    assert on_nodes["bucket"] | EXPECTED == on_nodes["bucket"]
+    repository = Repository.open(on_nodes["url"], storage_options=seaweedfs.options)
     for key, size in repository.store.walk(""):
         assert SECRET_KEY.encode() not in repository.store.get(key, limit=size)
 
 
-def test_writers_on_three_nodes_share_a_folder(tmp_path: Path) -> None:
-    found = on_nodes(str(tmp_path / "shared"), {})
-    assert found | EXPECTED == found
+def test_writers_on_three_nodes_share_a_folder(on_nodes: dict[str, Any]) -> None:
+    assert on_nodes["folder"] | EXPECTED == on_nodes["folder"]
 
 
 def test_a_live_queue_is_saved_into_a_bucket(

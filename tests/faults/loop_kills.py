@@ -4,7 +4,7 @@
 stops `STEP@N`, joined by `+`, each ended by SIGKILL of every process; or `one:VICTIM`, where that
 one process gets SIGKILL after the first snapshot. A run that does not come to its end without it
 must say so, by an error or by its watchdog, and is then started anew. Prints a line per case and
-one JSON object at the end. Takes about a minute per life on two idle cores.
+one JSON object at the end. Takes about half a minute per life on two idle cores.
 """
 
 import json
