@@ -141,18 +141,25 @@ def no_constant(text: str) -> Any:
     raise ValueError(f"{text} is not JSON")
 
 
-def _encoder() -> Callable[[Any], str]:
-    plain = json.JSONEncoder(default=_fields, allow_nan=False)
+def encoder(
+    item: str, key: str, default: Callable[[Any], Any] | None = None
+) -> Callable[[Any], str]:
+    """As `json.JSONEncoder(separators=(item, key), default=default, allow_nan=False).encode`.
+
+    What contains itself is found by its depth: it raises a RecursionError. `default` says what
+    stands for a value that JSON has not.
+    """
+    plain = json.JSONEncoder(separators=(item, key), default=default, allow_nan=False)
     make = getattr(json.encoder, "c_make_encoder", None)
     if make is None:
         return plain.encode
-    # `encode` makes one of these for every record, which takes longer than encoding it. Without
+    # `encode` makes one of these for every value, which takes longer than encoding it. Without
     # marks of what is open: what contains itself is nested too deep.
     text = json.encoder.encode_basestring_ascii
-    pieces = make(None, _fields, text, None, ": ", ", ", False, False, False)  # noqa: FBT003
+    pieces = make(None, plain.default, text, None, key, item, False, False, False)  # noqa: FBT003
     return lambda value: "".join(pieces(value, 0))
 
 
 # Made once: `json.dumps` and `json.loads` make one for every call that is given a hook.
-_encode: Final = _encoder()
+_encode: Final = encoder(", ", ": ", _fields)
 _DECODER: Final = json.JSONDecoder(object_pairs_hook=unique_pairs, parse_float=finite)

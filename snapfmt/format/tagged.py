@@ -16,14 +16,14 @@ from typing import Any
 import numpy as np
 
 from snapfmt.errors import FormatError, UnsupportedValue
-from snapfmt_schemas.lines import finite, no_constant, unique_pairs
+from snapfmt_schemas.lines import encoder, finite, no_constant, unique_pairs
 
 MAX_DEPTH = 200
 """Deepest nesting of a value; far from where any JSON reader of any language gives up."""
 
 _SCALARS = frozenset(np.dtype(code).name for code in "?bhilqBHILQefd")
 _PAIR = re.compile("[\ud800-\udbff][\udc00-\udfff]")
-_ENCODER = json.JSONEncoder(separators=(",", ":"), allow_nan=False)
+_encode = encoder(",", ":")
 
 
 def encode(value: object) -> str:
@@ -33,7 +33,7 @@ def encode(value: object) -> str:
         UnsupportedValue: If some part of the value has no exact form.
     """
     try:
-        return _ENCODER.encode(_lower(value, MAX_DEPTH))
+        return _encode(_lower(value, MAX_DEPTH))
     except ValueError as error:
         if isinstance(error, UnsupportedValue):
             raise
@@ -48,10 +48,7 @@ def decode(text: str | bytes) -> Any:
     """
     try:
         # `json.loads` would take bytes in UTF-16 or with a mark before them, too.
-        plain = text if isinstance(text, str) else text.decode("utf-8")
-        return json.loads(
-            plain, object_pairs_hook=_raise, parse_float=finite, parse_constant=no_constant
-        )
+        return _DECODER.decode(text if isinstance(text, str) else text.decode("utf-8"))
     except (ValueError, TypeError, KeyError, RecursionError, struct.error) as error:
         raise FormatError(f"not tagged JSON: {error}") from error
 
@@ -145,3 +142,9 @@ def _untag(tag: str, content: Any) -> Any:
         (scalar,) = np.frombuffer(bytes.fromhex(data), dtype=little).astype(name)
         return scalar
     raise ValueError(f"unknown tag {tag!r}")
+
+
+# Made once: `json.loads` makes one for every call that is given a hook.
+_DECODER = json.JSONDecoder(
+    object_pairs_hook=_raise, parse_float=finite, parse_constant=no_constant
+)

@@ -147,9 +147,23 @@ def test_an_index_is_what_a_list_of_its_rows_would_be() -> None:
 
 def test_without_the_fast_encoder_the_lines_are_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(json.encoder, "c_make_encoder", None)
-    plain = lines._encoder()
+    plain = lines.encoder(", ", ": ", lines._fields)
     for record in made(100):
         assert plain(vars(record)).encode() == to_line(record)
+
+
+@pytest.mark.parametrize("fast", [True, False])
+def test_an_encoder_writes_what_json_writes(fast: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not fast:
+        monkeypatch.setattr(json.encoder, "c_make_encoder", None)
+    encode = lines.encoder(",", ":")
+    values: list[object] = ["a\u00e9\n", 1.5, -0.0, 2**70, True, None, [], {}]
+    for value in [*values, [{"b": [1, "\U0001f600"]}]]:
+        assert encode(value) == json.dumps(value, separators=(",", ":"))
+    with pytest.raises(ValueError, match="not JSON compliant"):
+        encode([float("nan")])
+    with pytest.raises(TypeError, match="not JSON serializable"):
+        encode({1})
 
 
 def test_what_came_to_contain_itself_is_not_written() -> None:

@@ -357,8 +357,9 @@ def _field_cut(name: str, values: dict[str, Any]) -> FieldCut:
             raise FormatError(f"dtype {meta['dtype']!r} is not one of torch", what=name)
     shapes = values.get("mixed_shapes", MISSING)
     if shapes is MISSING:
-        make = list if meta["sample_lists"] else tuple
-        shapes = [make(shape) for shape in values["sample_shapes"].tolist()]
+        shapes = values["sample_shapes"].tolist()
+        if not meta["sample_lists"]:
+            shapes = list(map(tuple, shapes))
     return FieldCut(
         dtype=dtype,
         shape=meta["shape"],
