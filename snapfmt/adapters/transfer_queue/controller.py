@@ -260,13 +260,13 @@ def _with_sampler(cut: ControllerCut, sampler: Any, *, drop: bool) -> Controller
     return cut
 
 
-def poll_load(controller: Any, load_id: str, lease_s: float) -> Status:
+def poll_load(controller: Any, load_id: str, lease_s: float, wait_s: float = 0.0) -> Status:
     """Progress of the load; asking renews its hold too.
 
     Raises:
         LeaseExpired: If the hold has ended.
     """
-    status = holding_of(controller, load_id).status(lease_s)
+    status = holding_of(controller, load_id).status(lease_s, wait_s)
     if not _gate(controller).renew(load_id, lease_s):
         raise LeaseExpired("the controller's hold has ended")
     return status

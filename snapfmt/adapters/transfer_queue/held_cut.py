@@ -1,7 +1,7 @@
 """A cut of a live queue while its driver has it: write it, look at its keys, let go of it."""
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import chain
@@ -26,7 +26,6 @@ from snapfmt_schemas.attempt import Receipt, Ticket
 CUT_LEASE_S = 30.0
 """How long an actor keeps a cut of a driver that does not ask for it."""
 DROP_TIMEOUT_S = 30.0
-_POLL_S = (0.005, 0.03)
 
 
 class TicketSource(Protocol):
@@ -207,7 +206,7 @@ def _write(
         )
     )
     run(calls, timeout_s=_left(deadline))
-    *written, controller_receipt = wait_for(_polls(cluster, cut_id, lease_s), deadline)
+    *written, controller_receipt = wait_for(_polls(cluster, cut_id, lease_s, jobs.WAIT_S), deadline)
     counts = Counts()
     for item in written:
         counts.merge(item.counts)
@@ -218,11 +217,11 @@ def _write(
     return tuple(receipts), counts
 
 
-def _polls(cluster: Cluster, cut_id: str, lease_s: float) -> list[Call]:
+def _polls(cluster: Cluster, cut_id: str, lease_s: float, wait_s: float = 0.0) -> list[Call]:
     """Asks every actor for its progress, units first; renews the cut's lease."""
     return [
-        *cluster.unit_calls(jobs.poll, cut_id, lease_s),
-        cluster.controller_call(jobs.poll, cut_id, lease_s),
+        *cluster.unit_calls(jobs.poll, cut_id, lease_s, wait_s),
+        cluster.controller_call(jobs.poll, cut_id, lease_s, wait_s),
     ]
 
 
@@ -237,16 +236,15 @@ def _left(deadline: float) -> float:
     return left
 
 
-def wait_for(
-    polls: Sequence[Call], deadline: float, also: Callable[[], object] | None = None
-) -> list[Any]:
+def wait_for(polls: Sequence[Call], deadline: float) -> list[Any]:
     """Polls jobs until all are done; their results, or the first error of any.
+
+    The actors wait before they answer, see `jobs.WAIT_S`.
 
     Raises:
         DeadlineExceeded: If they are not done in time.
         SnapfmtError: What one of them raised.
     """
-    pause = _POLL_S[0]
     while True:
         statuses: list[jobs.Status] = run(polls, timeout_s=_left(deadline))
         for status in statuses:
@@ -254,10 +252,6 @@ def wait_for(
                 raise status.error
         if all(status.done for status in statuses):
             return [status.result for status in statuses]
-        if also is not None:
-            also()
-        time.sleep(min(pause, _left(deadline)))
-        pause = min(pause * 1.5, _POLL_S[1])
 
 
 def drop(cluster: Cluster, cut_id: str) -> None:

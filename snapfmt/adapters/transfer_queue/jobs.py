@@ -10,6 +10,9 @@ from snapfmt.errors import AttemptClosed, LeaseExpired, ParticipantFailed, Snapf
 from snapfmt.threads import start
 
 _RESIDENT = "_snapfmt_holdings"
+WAIT_S = 0.1
+"""Time that a question for progress waits for the end of the work: few of them, each of which
+takes the interpreter's lock from the work, and the end is known at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,14 +66,15 @@ class Holding:
         if self._stopping.is_set():
             raise LeaseExpired("the driver has let go of this part")
 
-    def status(self, lease_s: float) -> Status:
-        """State of the work; asking renews the lease.
+    def status(self, lease_s: float, wait_s: float = 0.0) -> Status:
+        """State of the work, at its end or after a while; asking renews the lease.
 
         Raises:
             LeaseExpired: If the lease has ended.
         """
         if not self._lease.renew(lease_s):
             raise LeaseExpired("the driver was not heard of for too long")
+        self._finished.wait(wait_s)
         return Status(self._finished.is_set(), self._result, self._error)
 
     def end(self) -> bool:
@@ -125,9 +129,9 @@ def holding_of(actor: Any, holding_id: str) -> Holding:
         raise AttemptClosed("the actor keeps no such cut", what=holding_id) from None
 
 
-def poll(actor: Any, holding_id: str, lease_s: float) -> Status:
+def poll(actor: Any, holding_id: str, lease_s: float, wait_s: float = 0.0) -> Status:
     """Runs in the actor: progress of the work on one holding."""
-    return holding_of(actor, holding_id).status(lease_s)
+    return holding_of(actor, holding_id).status(lease_s, wait_s)
 
 
 def drop(actor: Any, holding_id: str) -> None:

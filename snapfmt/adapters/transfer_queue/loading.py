@@ -76,8 +76,8 @@ def load(
         starts = cluster.unit_calls(unit.start_load, load_id, request, LEASE_S, each=positions)
         run(starts, timeout_s=DROP_TIMEOUT_S)
         polls = [
-            cluster.controller_call(at_controller.poll_load, load_id, LEASE_S),
-            *cluster.unit_calls(jobs.poll, load_id, LEASE_S),
+            cluster.controller_call(at_controller.poll_load, load_id, LEASE_S, jobs.WAIT_S),
+            *cluster.unit_calls(jobs.poll, load_id, LEASE_S, jobs.WAIT_S),
         ]
         expected, *loaded = wait_for(polls, deadline)
         counts = Counts()
