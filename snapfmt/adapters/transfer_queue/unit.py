@@ -28,6 +28,9 @@ from snapfmt_schemas.collector import without_collections
 MUTATORS = ("put_data", "clear", "load_checkpoint")
 """Methods of a unit's storage that change it. Reads pass at any time."""
 _ABSENT = object()
+_SMALL = 2048
+"""Bytes of a cell on average up to which one thread reads them: two hand the interpreter's lock to
+one another most of the time, and the other units want their processors."""
 _PIECE = 8192
 """References that are gathered without letting another thread run: about a millisecond."""
 
@@ -257,11 +260,13 @@ def _load(data: Any, request: LoadRequest, position: int, check: Callable[[], No
         for partition, table in request.tables:
             if f"rows/{table}" not in part.table_names():
                 continue
-            groups = in_order(
+            segments = part.table(f"rows/{table}").segments()
+            reads = (
                 partial(_read, segment, group, position, request, blocks)
-                for segment in part.table(f"rows/{table}").segments()
+                for segment in segments
                 for group in segment.groups(0, segment.rows)
             )
+            groups = (read() for read in reads) if _are_small(segments) else in_order(reads)
             for indexes, columns in chain.from_iterable(groups):
                 check()
                 fields = list(columns)
@@ -272,6 +277,14 @@ def _load(data: Any, request: LoadRequest, position: int, check: Callable[[], No
                     _put(data, name, indexes[there].tolist(), columns[name])
                 counts.add(partition, fields, produced)
     return counts
+
+
+def _are_small(segments: Sequence[SegmentReader]) -> bool:
+    """Whether cells are small, and a read does not wait for a network."""
+    cells = sum(item.document.rows * len(item.names) for item in segments)
+    size = sum(item.document.logical_bytes for item in segments)
+    remote = any(item.source.store.read_size for item in segments)
+    return size < _SMALL * cells and not remote
 
 
 def _put(data: Any, name: str, indexes: list[int], values: list[Any]) -> None:
