@@ -32,7 +32,8 @@ def start(thread: threading.Thread) -> None:
         raise StorageError(
             f"no thread could be started: {error}",
             what=thread.name,
-            hint="raise the limit of processes (ulimit -u, pids.max) or of memory, and try again",
+            hint="raise the limit of processes (ulimit -u, pids.max) or of memory, and try again; "
+            "a process that is ending may be given none",
         ) from error
 
 
@@ -53,6 +54,7 @@ class Pool(ThreadPoolExecutor):
     """
 
     _here = False
+    _over = False
 
     def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
         """As of any executor."""
@@ -60,11 +62,17 @@ class Pool(ThreadPoolExecutor):
             try:
                 return super().submit(fn, *args, **kwargs)
             except RuntimeError:
-                if self._threads or self._shutdown:
+                # Not `_shutdown`: an interpreter that ends sets that too, and ends the threads.
+                if self._over:
                     raise
                 # For good: what lies in the queue now is for no thread to take.
                 self._here = True
         return here(fn, *args, **kwargs)
+
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
+        """As of any executor."""
+        self._over = True
+        super().shutdown(wait, cancel_futures=cancel_futures)
 
     def _adjust_thread_count(self) -> None:
         try:

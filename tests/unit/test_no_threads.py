@@ -1,5 +1,7 @@
 """Where the system gives no more threads, loads go on, and saves fail typed and leave nothing."""
 
+import subprocess
+import sys
 import threading
 from pathlib import Path
 
@@ -170,3 +172,36 @@ def test_a_gate_without_a_lease_is_open(monkeypatch: pytest.MonkeyPatch) -> None
             gate.hold("one", lease_s=3600, timeout_s=60)
     assert gate.hold("two", lease_s=60, timeout_s=0) >= 0
     gate.release("two")
+
+
+ENDING = """
+import atexit, sys
+import numpy as np
+from snapfmt import Repository
+
+repository = Repository.open(sys.argv[1], create=True)
+rows = np.arange(600 * 8000, dtype=np.int64).reshape(600, 8000)
+attempt = repository.begin()
+part = attempt.part("p")
+table = part.table("t")
+table.append([f"k{row}" for row in range(600)], {"v": rows})
+
+def finish():
+    table.append([f"l{row}" for row in range(600)], {"v": rows})
+    table.close()
+    attempt.publish([part.seal()])
+    print(repository.snapshot().table("t").num_rows)
+
+atexit.register(finish)
+"""
+
+
+def test_a_save_is_finished_as_the_interpreter_ends(tmp_path: Path) -> None:
+    """By then it has ended the threads that encode, and gives no others."""
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", ENDING, tmp_path / "run"],
+        capture_output=True,
+        timeout=300,
+        check=False,
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, b"1200\n", b"")
