@@ -25,6 +25,8 @@ GAP = 256 * 1024
 """Bytes that take less time than a request of their own."""
 COALESCE = 64 * 1024
 """Cells and segments that are no further apart are read in one go."""
+FEW = 8
+"""Reads of a local disk that take less time than threads for them."""
 PAGE = 4096
 """The same where small reads cost no more than large ones."""
 
@@ -64,8 +66,8 @@ def gather(store: Store, ranges: Iterable[Range]) -> dict[Range, memoryview]:
         data = memoryview(store.get_range(group[0].key, first, end - first))
         return {item: data[item.offset - first : item.end - first] for item in group}
 
-    if len(groups) <= 1:
-        return fetch(groups[0]) if groups else {}
+    if len(groups) <= (1 if store.read_size else FEW):
+        return {item: data for group in groups for item, data in fetch(group).items()}
     with Pool(WORKERS, thread_name_prefix="snapfmt-gather") as pool:
         return {item: data for found in pool.map(fetch, groups) for item, data in found.items()}
 

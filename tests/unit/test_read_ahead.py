@@ -1,6 +1,7 @@
 """Reads from a store where requests are dear: few, large, and the same bytes."""
 
 import threading
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ from snapfmt.limits import DEFAULT_LIMITS
 from snapfmt.reading import ahead
 from snapfmt.reading.ahead import Range, ReadAhead, gather
 from snapfmt.reading.snapshot import Snapshot
+from snapfmt.storage.local import LocalStore
 from snapfmt.storage.memory import MemoryClient
 from snapfmt.storage.objects import ObjectStore
 from snapfmt.testing.stores import CountingStore
@@ -247,6 +249,18 @@ def test_close_ranges_are_one_request(plain: Plain) -> None:
     }
     assert len(plain.reads) == 2
     assert gather(plain, []) == {}
+
+
+def test_few_reads_of_a_disk_start_no_thread(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").write_bytes(bytes(range(256)) * 1000)
+    monkeypatch.delattr(ahead, "Pool")
+    ranges = [Range("file", number * 20_000, 3) for number in range(ahead.FEW)]
+    assert list(gather(LocalStore(tmp_path), ranges)) == ranges
+    monkeypatch.undo()
+    many = [*ranges, Range("file", 200_000, 3)]
+    assert list(gather(LocalStore(tmp_path), many)) == many
 
 
 def test_gathered_bytes_are_checked_like_all_others(client: MemoryClient) -> None:
