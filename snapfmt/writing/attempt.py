@@ -206,7 +206,7 @@ class Attempt:
         try:
             self._store.publish(workspace, folder, layout.MANIFEST, data)
         except SnapfmtError as error:
-            outcome = self._read_back(manifest, error)
+            outcome = self._read_back(manifest, data, error)
             if outcome == "ours" and not isinstance(error, OutcomeUnknownError):
                 self._settle(error)
                 return
@@ -224,7 +224,7 @@ class Attempt:
                     hint="`snapfmt attempts` tells it later; nothing was deleted",
                 ) from error
             raise
-        if self._read_back(manifest, None) != "ours":
+        if self._read_back(manifest, data, None) != "ours":
             # A link in the way, or a folder that another mount hides: readers would not find it.
             self._closed = True
             raise CommitOutcomeUnknown(
@@ -245,15 +245,15 @@ class Attempt:
                 hint="`snapfmt attempts` tells it later; nothing was deleted",
             ) from error
 
-    def _read_back(self, manifest: Manifest, error: SnapfmtError | None) -> str:
+    def _read_back(self, manifest: Manifest, data: bytes, error: SnapfmtError | None) -> str:
         """Whose manifest lies at the final name: `ours`, `theirs`, `none` or `unknown`."""
         key = layout.manifest_key(self.number)
         try:
+            stored = self._store.get(key, limit=self._limits.manifest_size)
+            if stored == data:
+                return "ours"
             found = canonical.decode(
-                self._store.get(key, limit=self._limits.manifest_size),
-                Manifest,
-                what=key,
-                size_limit=self._limits.manifest_size,
+                stored, Manifest, what=key, size_limit=self._limits.manifest_size
             )
         except MissingObject:
             # A folder in the way without a manifest is no snapshot, and not ours to remove.

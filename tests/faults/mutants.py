@@ -442,7 +442,7 @@ WRITING = (
     ),
     Mutant(
         "attempt-read-back", "writing/attempt.py",
-        'if self._read_back(manifest, None) != "ours":', "if False:", LINKS,
+        'if self._read_back(manifest, data, None) != "ours":', "if False:", LINKS,
     ),
     Mutant(
         "attempt-settle", "writing/attempt.py",
