@@ -184,11 +184,16 @@ class PackWriter:
         self.stored_bytes += len(data)
         return name
 
-    def close(self) -> None:
-        """Finish the last pack and the thread; raises what the thread met."""
-        if self._open is not None:
-            self._close_pack()
+    def end_packs(self) -> None:
+        """End the last pack: all have their digests then, and may still be synced or sent."""
+        self._close_pack()
         self._stop()
+        self._raise()
+
+    def close(self) -> None:
+        """Wait until every pack is durable under its name; raises what stood in the way."""
+        self.end_packs()
+        self._finishing.wait()
         self._raise()
 
     def discard(self) -> None:
@@ -196,6 +201,7 @@ class PackWriter:
         self._failure = self._failure or AttemptClosed("the part was abandoned")
         self._finishing.give_up()
         self._stop()
+        self._finishing.wait()
         if self._open is not None:
             self._open.sink.discard()
             self._open = None
@@ -249,7 +255,6 @@ class PackWriter:
         if thread is not None:
             self._queue.put(None)
             thread.join()
-        self._finishing.wait()
 
     def _raise(self) -> None:
         self.check_owner()

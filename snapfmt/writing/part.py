@@ -257,7 +257,8 @@ class PartWriter:
         try:
             for table in self._tables.values():
                 table.close()
-            self._packs.close()
+            self._packs.end_packs()
+            # Made while the last pack is synced, and written when it is durable.
             index = PartIndex(
                 part=self.name,
                 attempt_id=self._ticket.attempt_id,
@@ -272,6 +273,7 @@ class PartWriter:
             check_counts(index, DEFAULT_LIMITS, what=self.name)
             data = canonical.encode(index)
             DEFAULT_LIMITS.check("part_index_size", len(data), what=self.name)
+            self._packs.close()
             name = self._packs.object(data)
             self._store.sync(self._packs.keys)
         except BaseException:

@@ -387,6 +387,11 @@ WRITING = (
         "(name, column)", ("tests/unit/test_cells_torch.py", "-k", "overwritten"),
     ),
     Mutant(
+        "part-packs-first", "writing/part.py",
+        "            self._packs.close()\n            name", "            name",
+        only(("tests/unit/test_part_writer.py",), "last_pack"),
+    ),
+    Mutant(
         "part-sync", "writing/part.py",
         "            self._store.sync(self._packs.keys)\n", "", ORDER,
     ),

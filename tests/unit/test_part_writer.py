@@ -2,6 +2,8 @@
 
 import hashlib
 import json
+import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -20,10 +22,12 @@ from snapfmt.errors import (
     NoMatch,
     StorageFull,
 )
-from snapfmt.format import jsonl
+from snapfmt.format import jsonl, layout
 from snapfmt.format import pack as pack_format
+from snapfmt.format.reach import check_counts
 from snapfmt.limits import Limits
 from snapfmt.storage.local_sink import LocalSink
+from snapfmt.writing import part as part_module
 from snapfmt.writing.lines import PreparedLine, prepare
 from snapfmt_schemas._base import Record
 
@@ -288,6 +292,39 @@ def test_a_part_whose_last_pack_fails_is_not_sealed(
         part.seal()
     with pytest.raises(AttemptClosed):
         part.seal()
+
+
+def test_the_index_is_made_while_the_last_pack_is_synced_and_written_after_it(
+    repository: Repository, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made, begun, finished = threading.Event(), list[str](), list[str]()
+    whole = LocalSink.finish
+
+    def finish(sink: LocalSink, key: str) -> None:
+        begun.append(key)
+        if len(begun) == 1:
+            assert made.wait(10), "the index waits for the pack"
+            time.sleep(0.1)
+        whole(sink, key)
+        finished.append(key)
+
+    def count(*args: Any, **kwargs: Any) -> None:
+        assert not finished
+        made.set()
+        check_counts(*args, **kwargs)
+
+    monkeypatch.setattr(LocalSink, "finish", finish)
+    monkeypatch.setattr(part_module, "check_counts", count)
+    with repository.begin() as attempt:
+        part = attempt.part("p")
+        part.stage("x", b"data")
+        receipt = part.seal()
+        attempt.publish([receipt])
+    entry = repository.snapshot().part("p").entry("x")
+    assert finished == [
+        layout.object_key(entry.location.pack),
+        layout.object_key(receipt.index_digest),
+    ]
 
 
 def test_entries_of_several_packs(repository: Repository, monkeypatch: pytest.MonkeyPatch) -> None:
