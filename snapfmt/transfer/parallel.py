@@ -130,5 +130,6 @@ def run_for(seconds: float, work: Callable[[], None]) -> bool:
 def _join(threads: Sequence[threading.Thread], seconds: float) -> None:
     deadline = time.monotonic() + seconds
     for thread in threads:
-        if thread.ident is not None:
+        # One that was never started, or in whose start an interrupt came; it finds nothing to do.
+        with contextlib.suppress(RuntimeError):
             thread.join(max(deadline - time.monotonic(), 0.0))

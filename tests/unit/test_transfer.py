@@ -832,6 +832,24 @@ def test_an_interrupt_does_not_wait_for_a_job_that_is_stuck(
     assert stopped.wait(60)
 
 
+def test_an_interrupt_while_a_thread_starts_is_an_interrupt(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Such a thread has a number, and cannot be joined: as an error that would be waited for."""
+    start = threading.Thread.start
+
+    def interrupted(thread: threading.Thread) -> None:
+        if thread.name != "snapfmt-copy-1":
+            start(thread)
+            return
+        thread._ident = 1  # type: ignore[attr-defined]
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(threading.Thread, "start", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        run_all(lambda *_: None, [1, 2, 3], workers=3, tick=lambda: None)
+
+
 @pytest.mark.parametrize("kind", [KeyboardInterrupt, Stopped, RuntimeError])
 def test_the_caller_ends_a_copy(
     source: Repository, place: Store, kind: type[BaseException]
