@@ -105,7 +105,11 @@ def _configure(parser: argparse.ArgumentParser, source: str, target: str) -> Non
         help="hash also what the target has already, and send it again where it differs",
     )
     parser.add_argument(
-        "--workers", type=count, default=4, metavar="N", help="objects at a time (default: 4)"
+        "--workers",
+        type=count,
+        default=4,
+        metavar="N",
+        help="objects at a time (default: 4); in a bucket small ones are 16 at least",
     )
     parser.epilog = "\n\n".join(filter(None, (_PLACES, parser.epilog)))
 

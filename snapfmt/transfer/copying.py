@@ -106,7 +106,9 @@ def copy_snapshot(
     """Make a published snapshot of `source` a snapshot of `target`; the same one, byte for byte.
 
     What the target has with the right size is not sent again; with `deep`, what it has is hashed,
-    and sent again where it differs, also of a snapshot that is there already. `ground` keeps what
+    and sent again where it differs, also of a snapshot that is there already. `workers` objects
+    are sent at a time; small ones of a bucket, of which each costs a request, as many more as it
+    takes together. `ground` keeps what
     was learned about the target from one copy to the next. `check` is called several times a
     second, in this thread: what it raises ends the copy.
 

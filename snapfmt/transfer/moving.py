@@ -17,6 +17,8 @@ from snapfmt.transfer.sides import at
 from snapfmt.writing.keeping import reached
 
 BLOCK = 8 * MIB
+SMALL = MIB
+"""Bytes of an object up to which a request costs more than the bytes do."""
 Progress = Callable[[int, str], None]
 """Called with the bytes that were just handled and what they belong to; never twice at once."""
 
@@ -128,7 +130,10 @@ class Mover:
             LeaseExpired: If the workspace is gone.
             StorageError: If a storage failed.
         """
-        run_all(self._send, sorted(keys), workers=self.workers, tick=self.tick)
+        small = {key for key in keys if self.objects[key] <= SMALL}
+        together = max(self.workers, self.source.at_once, self.target.at_once)
+        for group, workers in ((small, together), (keys - small, self.workers)):
+            run_all(self._send, sorted(group), workers=workers, tick=self.tick)
 
     def _send(self, key: str, stop: threading.Event) -> None:
         size = self.objects[key]

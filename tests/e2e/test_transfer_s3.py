@@ -22,6 +22,7 @@ from snapfmt.storage.s3 import S3Client
 from snapfmt.testing.s3_servers import ACCESS_KEY, BUCKET, SECRET_KEY, S3Server
 from snapfmt.testing.samples import everything, save, save_on
 from snapfmt.transfer import BackgroundPush, copy_snapshot, open_target
+from snapfmt.transfer.moving import SMALL
 
 
 @pytest.fixture
@@ -35,13 +36,13 @@ def source(tmp_path: Path) -> Repository:
 
 @pytest.fixture
 def wide(tmp_path: Path) -> tuple[Repository, int]:
-    """One snapshot, and the number of its objects."""
+    """One snapshot, and the number of its objects: as many small ones as large ones."""
     repository = Repository.create(tmp_path / "wide")
     with repository.begin() as attempt:
         receipts = []
         for number in range(8):
             part = attempt.part(f"p/{number}")
-            part.stage("data", os.urandom(400_000))
+            part.stage("data", os.urandom(SMALL + 1))
             receipts.append(part.seal())
         attempt.publish(receipts)
     return repository, 16
@@ -156,19 +157,20 @@ def test_a_killed_push_goes_on(
 ) -> None:
     source, total = wide
     url = bucket_url()
-    with start(s3_server, source, url, 7, 1) as process:
+    # When all small objects are there, and three large ones.
+    with start(s3_server, source, url, 12, 1) as process:
         process.communicate(timeout=300)
     assert process.returncode == -signal.SIGKILL
     target = Repository.open(url, storage_options=s3_server.options)
     there = {key for key, _ in target.store.walk("objects")}
-    assert (len(there), target.numbers()) == (6, [])
+    assert (len(there), target.numbers()) == (11, [])
     if cleaned:
         # A clean-up of saves takes the dead copier's lease; it neither deletes nor closes.
         assert len(target.clean_up()) == 1
         assert {key for key, _ in target.store.walk("objects")} == there
         assert target.leases() == []
     report = copy_snapshot(source, target, 1)
-    assert (report.published, report.objects_sent, report.objects_skipped) == (True, total - 6, 6)
+    assert (report.published, report.objects_sent, report.objects_skipped) == (True, total - 11, 11)
     assert stored(target.store) == stored(source.store)
     assert_clean(target)
 

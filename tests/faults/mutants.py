@@ -764,6 +764,11 @@ TRANSFER = (
         only(COPY, "damaged"),
     ),
     Mutant(
+        "copy-large", "transfer/moving.py",
+        "(keys - small, self.workers)", "(keys - small, together)",
+        only(("tests/unit/test_round_trips.py",), "large_objects"),
+    ),
+    Mutant(
         "copy-deep", "transfer/moving.py",
         "return not deep or self._hash(key, size, stop) == layout.object_digest(key)",
         "return True", only(COPY, "deep"),

@@ -13,6 +13,7 @@ from snapfmt.storage.memory import MemoryClient
 from snapfmt.storage.objects import ObjectStore
 from snapfmt.testing.client_faults import FaultyClient, Request
 from snapfmt.threads import REQUESTS, together
+from snapfmt.transfer import copy_snapshot, moving, open_target
 
 PARTS = 12
 
@@ -147,6 +148,36 @@ def test_a_restore_looks_at_objects_together(
         with client.wait_for(verb, PARTS):
             assert repository.latest().snapshot.number == 1
         assert client.most >= PARTS, verb
+
+
+def test_small_objects_are_copied_together(repository: Repository) -> None:
+    save(repository)
+    far = CountingClient()
+    target = open_target(ObjectStore(far), repository)
+    with far.wait_for("put", PARTS):
+        copy_snapshot(repository, target, 1, workers=1)
+    assert far.most >= PARTS
+    assert target.verify().ok
+
+
+def test_large_objects_are_copied_so_many_at_a_time(
+    repository: Repository, client: CountingClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save(repository)
+    monkeypatch.setattr(moving, "SMALL", 0)
+    sending = most = 0
+    send = moving.Mover._send
+
+    def counted(mover: moving.Mover, key: str, stop: threading.Event) -> None:
+        nonlocal sending, most
+        sending += 1
+        most = max(most, sending)
+        send(mover, key, stop)
+        sending -= 1
+
+    monkeypatch.setattr(moving.Mover, "_send", counted)
+    copy_snapshot(repository, open_target(tmp_path / "copy", repository), 1, workers=1)
+    assert most == 1
 
 
 @pytest.mark.parametrize("verb", ["get", "head", "delete"])
