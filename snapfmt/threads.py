@@ -1,11 +1,16 @@
 """Calls on threads, where the system has some to give, and what is done without."""
 
+import contextlib
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Executor, Future
+from dataclasses import dataclass
+from functools import partial
 from itertools import chain, islice
-from typing import Generic, ParamSpec, Self, TypeVar
+from queue import Empty, SimpleQueue
+from typing import Any, Generic, ParamSpec, Self, TypeVar
 
 from snapfmt.errors import StorageError
 
@@ -18,6 +23,8 @@ REQUESTS = 16
 """Small requests at the same time, where each takes long."""
 AHEAD = 4
 """Results that wait for who asked for them."""
+HURRY_S = 0.5
+"""For what runs when there is an interrupt, or nobody asks for more."""
 
 
 def start(thread: threading.Thread) -> None:
@@ -47,48 +54,145 @@ def here(fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
     return future
 
 
-class Pool(ThreadPoolExecutor):
-    """Runs calls on the caller's thread, where the system has no thread to give.
+class Pool(Executor):
+    """Runs calls on threads, or on the caller's where the system has no thread to give.
 
-    A limit of processes that is reached must not be what keeps a run from being restored.
+    A limit of processes that is reached must not be what keeps a run from being restored. Its
+    threads are daemons: an interpreter that ends waits for those of `ThreadPoolExecutor`, also
+    for one whose request a server does not answer.
+
+    A context manager; leaving it gives up what did not begin and waits for the rest: after an
+    interrupt, or where nobody asks for more, no longer than `HURRY_S`.
     """
 
-    _here = False
-    _over = False
+    def __init__(self, workers: int, *, thread_name_prefix: str) -> None:
+        self._workers = workers
+        self._name = thread_name_prefix
+        self._calls = _Calls()
+        self._threads: list[threading.Thread] = []
+        self._lock = threading.Lock()
+        self._here = False
+        self._over = False
 
     def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
         """As of any executor."""
-        if not self._here:
-            try:
-                return super().submit(fn, *args, **kwargs)
-            except RuntimeError:
-                # Not `_shutdown`: an interpreter that ends sets that too, and ends the threads.
-                if self._over:
-                    raise
-                # For good: what lies in the queue now is for no thread to take.
-                self._here = True
+        with self._lock:
+            if self._over:
+                raise RuntimeError("cannot submit after shutdown")
+            if not self._here and self._grow():
+                future: Future[T] = Future()
+                self._calls.add(_Call(future, partial(fn, *args, **kwargs)))
+                return future
+            # For good.
+            self._here = True
         return here(fn, *args, **kwargs)
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
         """As of any executor."""
-        self._over = True
-        super().shutdown(wait, cancel_futures=cancel_futures)
+        self._end(None if wait else 0.0, cancel=cancel_futures)
 
-    def _adjust_thread_count(self) -> None:
+    def __exit__(self, kind: type[BaseException] | None = None, *_: object) -> None:
+        hurry = kind is not None and not issubclass(kind, Exception)
+        self._end(HURRY_S if hurry else None, cancel=True)
+
+    def __del__(self) -> None:
+        # Its threads hold the calls only.
+        self._calls.close()
+
+    def _grow(self) -> bool:
+        """Whether there is a thread to take one more call."""
+        if self._calls.unfinished < len(self._threads) or len(self._threads) == self._workers:
+            return True
+        thread = threading.Thread(
+            target=self._calls.serve, name=f"{self._name}_{len(self._threads)}", daemon=True
+        )
         try:
-            super()._adjust_thread_count()
+            thread.start()
         except RuntimeError:
             # Those that there are do it all.
-            if not self._threads:
-                raise
+            return bool(self._threads)
+        self._threads.append(thread)
+        return True
+
+    def _end(self, patience_s: float | None, *, cancel: bool) -> None:
+        with self._lock:
+            self._over = True
+        if cancel:
+            self._calls.cancel()
+        self._calls.close()
+        deadline = None if patience_s is None else time.monotonic() + patience_s
+        for thread in self._threads:
+            thread.join(None if deadline is None else max(deadline - time.monotonic(), 0.0))
+
+
+@dataclass(frozen=True, slots=True)
+class _Call:
+    future: Future[Any]
+    work: Callable[[], Any]
+
+
+class _Calls:
+    """What the threads of a pool take; they hold nothing else of it."""
+
+    def __init__(self) -> None:
+        self._waiting: SimpleQueue[_Call | None] = SimpleQueue()
+        self._lock = threading.Lock()
+        self.unfinished = 0
+        """Calls that wait or run."""
+
+    def add(self, call: _Call) -> None:
+        with self._lock:
+            self.unfinished += 1
+        self._waiting.put(call)
+
+    def close(self) -> None:
+        """Who serves ends, after what waits."""
+        self._waiting.put(None)
+
+    def cancel(self) -> None:
+        """Give up what waits."""
+        with contextlib.suppress(Empty):
+            while True:
+                call = self._waiting.get_nowait()
+                if call is not None:
+                    call.future.cancel()
+
+    def serve(self) -> None:
+        """Do one call after another."""
+        while (call := self._waiting.get()) is not None:
+            if call.future.set_running_or_notify_cancel():
+                self._do(call)
+            else:
+                self._one_less()
+            # Not held while the next is waited for: what it was asked for may be large.
+            del call
+        # For the others.
+        self._waiting.put(None)
+
+    def _do(self, call: _Call) -> None:
+        try:
+            result = call.work()
+        except BaseException as error:  # noqa: BLE001 - raised where it is asked for
+            self._one_less()
+            call.future.set_exception(error)
+            # The error holds this frame: a cycle would keep what the call had.
+            del call
+        else:
+            self._one_less()
+            call.future.set_result(result)
+
+    def _one_less(self) -> None:
+        # Before the result is known: who waits for it may submit the next call.
+        with self._lock:
+            self.unfinished -= 1
 
 
 def in_order(calls: Iterable[Callable[[], T]], *, workers: int = WORKERS) -> Iterator[T]:
     """What the calls return, in their order; raises what the first failing one raised.
 
     Calls must not depend on one another. None is begun after an error, or when nobody asks for
-    more; those that run are waited for. A call that is the only one runs on the caller's thread:
-    a thread takes longer to start than a small batch takes to read.
+    more; those that run are waited for as by `Pool`. A call that is the only one runs on the
+    caller's thread: a thread takes longer to start than a small batch takes to read.
     """
     waiting = iter(calls)
     first = list(islice(waiting, 2))
@@ -98,16 +202,12 @@ def in_order(calls: Iterable[Callable[[], T]], *, workers: int = WORKERS) -> Ite
         return
     flight: deque[Future[T]] = deque()
     with Pool(workers, thread_name_prefix="snapfmt-read") as pool:
-        try:
-            for call in chain(first, waiting):
-                flight.append(pool.submit(call))
-                if len(flight) > max(AHEAD, workers):
-                    yield flight.popleft().result()
-            while flight:
+        for call in chain(first, waiting):
+            flight.append(pool.submit(call))
+            if len(flight) > max(AHEAD, workers):
                 yield flight.popleft().result()
-        finally:
-            for future in flight:
-                future.cancel()
+        while flight:
+            yield flight.popleft().result()
 
 
 def together(calls: Iterable[Callable[[], T]], *, workers: int) -> list[T]:
@@ -118,7 +218,7 @@ def together(calls: Iterable[Callable[[], T]], *, workers: int) -> list[T]:
 class Begun(Generic[T]):
     """Calls that run on threads before their results are asked for, each under a name.
 
-    A context manager; leaving it gives up those that did not begin and waits for the others.
+    A context manager as `Pool`.
     """
 
     def __init__(self, workers: int = WORKERS) -> None:
@@ -128,8 +228,8 @@ class Begun(Generic[T]):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self._pool.shutdown(wait=True, cancel_futures=True)
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self._pool.__exit__(kind)
 
     def begin(self, name: str, call: Callable[[], T]) -> None:
         """Begin a call, unless one was begun under that name."""

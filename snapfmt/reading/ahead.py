@@ -75,7 +75,7 @@ def gather(store: Store, ranges: Iterable[Range]) -> dict[Range, memoryview]:
 class ReadAhead:
     """Serves reads within the given ranges, as long as they come about in order.
 
-    A context manager; leaving it gives up what is on its way.
+    A context manager as `Pool`; leaving it gives up what is on its way.
     """
 
     def __init__(self, store: Store, ranges: Sequence[Range]) -> None:
@@ -95,8 +95,8 @@ class ReadAhead:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self._pool.shutdown(wait=True, cancel_futures=True)
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self._pool.__exit__(kind)
 
     def get(self, wanted: Range) -> bytes | None:
         """The bytes, or None where they are not among those that are held.

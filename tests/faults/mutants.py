@@ -40,6 +40,8 @@ VERIFY = ("tests/unit/test_verify.py",)
 TOGETHER = ("tests/unit/test_cells_together.py",)
 LIVE = ("tests/unit/test_live_rows.py",)
 THREADS = ("tests/unit/test_no_threads.py",)
+CALLS = ("tests/unit/test_threads.py",)
+STUCK = ("tests/unit/cli/test_stuck.py",)
 SINK = ("tests/unit/test_local_sink.py",)
 SUITE = ("tests/conformance/test_store_suite.py",)
 COPY = ("tests/unit/test_transfer.py",)
@@ -343,8 +345,32 @@ WRITING = (
         only(PART, "last_pack_fails"),
     ),
     Mutant(
-        "pool-without-threads", "threads.py",
-        "                self._here = True\n", "                raise\n", THREADS,
+        "pool-without-threads", "threads.py", "return bool(self._threads)", "raise", THREADS,
+    ),
+    Mutant(
+        "pool-joined-at-exit", "threads.py", "daemon=True", "daemon=False", only(CALLS, "hangs"),
+    ),
+    Mutant(
+        "pool-waits-for-what-hangs", "threads.py", "HURRY_S if hurry else None", "None",
+        only(STUCK, "head and shallow"),
+    ),
+    Mutant(
+        "pool-waits-for-nothing", "threads.py", "HURRY_S if hurry else None", "0.0",
+        only(CALLS, "waits_for_what_runs"),
+    ),
+    Mutant(
+        "pool-never-idle", "threads.py", "            self.unfinished -= 1\n", "            pass\n",
+        only(CALLS, "reused"),
+    ),
+    Mutant(
+        "pool-keeps-what-failed", "threads.py",
+        "            del call\n        else", "        else",
+        only(CALLS, "keeps_nothing"),
+    ),
+    Mutant(
+        "pool-never-dropped", "threads.py",
+        "        # Its threads hold the calls only.\n        self._calls.close()\n",
+        "        pass\n", only(CALLS, "dropped"),
     ),
     Mutant(
         "lease-renewed-in-vain", "adapters/transfer_queue/hold.py",

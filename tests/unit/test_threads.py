@@ -1,12 +1,15 @@
 """Calls that run ahead: in order, on threads only where there are several."""
 
+import gc
 import threading
+import time
+import weakref
 from collections.abc import Callable, Iterator
 from functools import partial
 
 import pytest
 
-from snapfmt.threads import AHEAD, WORKERS, Begun, in_order
+from snapfmt.threads import AHEAD, WORKERS, Begun, Pool, in_order
 
 
 def here(number: int) -> Callable[[], tuple[int, bool]]:
@@ -69,6 +72,98 @@ def test_who_leaves_gives_up_what_did_not_begin() -> None:
             calls.begin(f"{number}", partial(_noted, begun, number))
         threading.Timer(0.1, held.set).start()
     assert len(begun) <= WORKERS
+
+
+class Large:
+    """Something whose end can be seen."""
+
+
+@pytest.fixture
+def held() -> Iterator[threading.Event]:
+    """What calls wait for; set at the end."""
+    event = threading.Event()
+    yield event
+    event.set()
+
+
+def _leave(error: BaseException, calls: list[Callable[[], object]], more: list[int]) -> None:
+    """Leave a pool by this error once the calls run; what comes after them did not begin."""
+    running = threading.Semaphore(0)
+
+    def run(call: Callable[[], object]) -> object:
+        running.release()
+        return call()
+
+    with Pool(len(calls), thread_name_prefix="left") as pool:
+        for call in calls:
+            pool.submit(run, call)
+        for _ in calls:
+            assert running.acquire(timeout=30)
+        pool.submit(_noted, more, 1)
+        raise error
+
+
+@pytest.mark.parametrize("kind", [KeyboardInterrupt, SystemExit, GeneratorExit])
+def test_an_interrupt_waits_for_no_call_that_hangs(
+    held: threading.Event, kind: type[BaseException]
+) -> None:
+    more: list[int] = []
+    with pytest.raises(kind):
+        _leave(kind(), [held.wait, held.wait], more)
+    hanging = [item for item in threading.enumerate() if item.name.startswith("left")]
+    assert [thread.daemon for thread in hanging] == [True, True]
+    held.set()
+    for thread in hanging:
+        thread.join(30)
+    assert not more
+
+
+def test_an_error_waits_for_what_runs(held: threading.Event) -> None:
+    ended: list[int] = []
+    more: list[int] = []
+    threading.Timer(0.7, held.set).start()
+    with pytest.raises(ValueError, match="mine"):
+        _leave(ValueError("mine"), [lambda: _noted(ended, int(held.wait(30)))], more)
+    assert (ended, more) == ([1], [])
+
+
+def test_a_pool_is_reused_and_holds_no_result() -> None:
+    large: list[Large] = [Large()]
+    seen = weakref.ref(large[0])
+    with Pool(4, thread_name_prefix="reused") as pool:
+        assert pool.submit(bool, large.pop()).result()
+        time.sleep(0.2)
+        gc.collect()
+        assert seen() is None
+        pool.submit(int).result()
+        assert [item.name for item in threading.enumerate() if "reused" in item.name] == [
+            "reused_0"
+        ]
+
+
+def test_an_error_keeps_nothing_that_the_call_had() -> None:
+    gc.disable()
+    try:
+        with Pool(1, thread_name_prefix="error") as pool:
+            large: list[Large] = [Large()]
+            seen = weakref.ref(large[0])
+            error = pool.submit(lambda item: int(type(item).__name__), large.pop()).exception()
+            assert isinstance(error, ValueError)
+            del error
+            time.sleep(0.2)
+            assert seen() is None
+    finally:
+        gc.enable()
+
+
+def test_the_threads_of_a_pool_that_was_dropped_end() -> None:
+    pool = Pool(2, thread_name_prefix="dropped")
+    assert pool.submit(int, "1").result() == 1
+    threads = [item for item in threading.enumerate() if item.name.startswith("dropped")]
+    del pool
+    for thread in threads:
+        thread.join(30)
+        assert not thread.is_alive()
 
 
 def _noted(begun: list[int], number: int) -> int:
