@@ -44,6 +44,25 @@ def start(thread: threading.Thread) -> None:
         ) from error
 
 
+def run_for(seconds: float, work: Callable[[], object]) -> bool:
+    """Let a thread do it; returns whether it ended in time. What it raises is lost."""
+
+    def run() -> None:
+        with contextlib.suppress(BaseException):
+            work()
+
+    thread = threading.Thread(target=run, name="snapfmt-end", daemon=True)
+    try:
+        thread.start()
+    except RuntimeError:
+        # There is none to be had: as long as it takes, then.
+        with contextlib.suppress(Exception):
+            work()
+        return True
+    thread.join(seconds)
+    return not thread.is_alive()
+
+
 def here(fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
     """Done at once, on the caller's thread; an error is raised when its result is asked for."""
     future: Future[T] = Future()

@@ -6,7 +6,6 @@ Holds at any time (spec/v1/14-copies.md):
   * a snapshot whose objects a copier relies on is the base of one of its leases.
 """
 
-import contextlib
 import time
 
 from snapfmt.errors import LeaseExpired, RefusedError, SnapfmtError
@@ -14,7 +13,7 @@ from snapfmt.format import canonical, layout
 from snapfmt.reading.folders import check_tops
 from snapfmt.repository import Repository
 from snapfmt.storage.base import Store
-from snapfmt.transfer.parallel import run_for
+from snapfmt.threads import run_for
 from snapfmt.writing.lease import (
     LEASE_SECONDS,
     give_back,
@@ -172,12 +171,7 @@ def _remove(store: Store, attempt_id: str) -> None:
 
 def hurriedly_close(claim: Claim) -> None:
     """Give it back, unless that takes too long: then the next copy does, as after a crash."""
-
-    def close() -> None:
-        with contextlib.suppress(Exception):
-            claim.close()
-
-    run_for(_CLOSE_S, close)
+    run_for(_CLOSE_S, claim.close)
 
 
 def quietly_close(claim: Claim) -> None:

@@ -114,19 +114,6 @@ def run_all(
         _join(threads, patience)
 
 
-def run_for(seconds: float, work: Callable[[], None]) -> bool:
-    """Let a thread do it; returns whether it ended in time. `work` raises nothing."""
-    thread = threading.Thread(target=work, name="snapfmt-copy-end", daemon=True)
-    try:
-        thread.start()
-    except RuntimeError:
-        # There is none to be had: as long as it takes, then.
-        work()
-        return True
-    thread.join(seconds)
-    return not thread.is_alive()
-
-
 def _join(threads: Sequence[threading.Thread], seconds: float) -> None:
     deadline = time.monotonic() + seconds
     for thread in threads:

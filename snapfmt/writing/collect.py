@@ -124,7 +124,8 @@ class Collecting:
                 gone = [item for item in plan.objects if item.removed and item.reason != RETIRED]
                 for item in gone:
                     seen.check()
-                    store.delete(item.key)
+                    with seen.deleting():
+                        store.delete(item.key)
                 store.sync([item.key for item in gone])
         return CollectReport(
             dry_run=dry_run,

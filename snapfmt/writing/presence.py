@@ -6,13 +6,18 @@ Others see it; and a clean-up that takes it away is seen by whoever made it.
 
 import contextlib
 import time
-from collections.abc import Callable
-from typing import Self
+from collections.abc import Callable, Iterator
+from typing import Final, Self
 
-from snapfmt.errors import LeaseExpired, SnapfmtError
+from snapfmt.errors import LeaseExpired, SnapfmtError, StorageUnavailable
 from snapfmt.format import canonical, layout
 from snapfmt.storage.base import Store
+from snapfmt.threads import run_for
 from snapfmt.writing.lease import LEASE_SECONDS, give_back, new_lease, renewed, take
+
+LATE_S: Final = 300.0
+"""A request that was not answered is carried out within this time, or never (K-14)."""
+_CLOSE_S: Final = 0.75
 
 
 class Presence:
@@ -25,6 +30,7 @@ class Presence:
         self._lease = new_lease(0, base=None, seconds=LEASE_SECONDS)
         self.id = self._lease.attempt_id
         self._workspace = workspace(self.id)
+        self._late = False
 
     def __enter__(self) -> Self:
         key = layout.lease_key(self.id)
@@ -37,11 +43,31 @@ class Presence:
         return self
 
     def __exit__(self, *_: object) -> None:
+        if self._late:
+            # Where that fails, it lasts as long as the lease did anyway.
+            run_for(_CLOSE_S, self._run_out)
+            return
         # What fails here is the next clean-up's.
         with contextlib.suppress(SnapfmtError):
             self._store.drop_workspace(self._workspace)
             self._store.drop_workspace(layout.workspace_key(self.id))
         give_back(self._store, self.id)
+
+    @contextlib.contextmanager
+    def deleting(self) -> Iterator[None]:
+        """Within it a request is sent that others must see this for, as long as it is on its way.
+
+        Where it was not answered, this is not taken away at the end, but runs out.
+        """
+        try:
+            yield
+        except BaseException as error:
+            self._late = isinstance(error, StorageUnavailable) or not isinstance(error, Exception)
+            raise
+
+    def _run_out(self) -> None:
+        later = renewed(self._lease, LATE_S)
+        self._store.replace(layout.lease_key(self.id), canonical.encode(later))
 
     def check(self) -> None:
         """Come before each step that others rely on to be seen.

@@ -348,7 +348,8 @@ WRITING = (
         "pool-without-threads", "threads.py", "return bool(self._threads)", "raise", THREADS,
     ),
     Mutant(
-        "pool-joined-at-exit", "threads.py", "daemon=True", "daemon=False", only(CALLS, "hangs"),
+        "pool-joined-at-exit", "threads.py", "(self._threads)}\", daemon=True",
+        "(self._threads)}\", daemon=False", only(CALLS, "hangs"),
     ),
     Mutant(
         "pool-waits-for-what-hangs", "threads.py", "HURRY_S if hurry else None", "None",
@@ -1238,6 +1239,23 @@ COLLECTING = (
         "collect-taken-over", "writing/presence.py",
         "if left < 0 or not self._store.has_workspace(self._workspace):", "if left < 0:",
         only(COLLECT, "taken_over"),
+    ),
+    Mutant(
+        "collect-late-unanswered", "writing/presence.py",
+        "isinstance(error, StorageUnavailable) or not", "not", only(COLLECT, "may_still_come"),
+    ),
+    Mutant(
+        "collect-late-interrupted", "writing/presence.py",
+        " or not isinstance(error, Exception)", "", only(COLLECT, "may_still_come"),
+    ),
+    Mutant(
+        "collect-late-refused", "writing/presence.py",
+        "isinstance(error, StorageUnavailable) or not isinstance(error, Exception)", "True",
+        only(COLLECT, "was_refused"),
+    ),
+    Mutant(
+        "collect-late-an-hour", "writing/presence.py", "renewed(self._lease, LATE_S)",
+        "self._lease", only(COLLECT, "may_still_come"),
     ),
     Mutant(
         "collect-ran-out", "writing/presence.py",

@@ -12,6 +12,7 @@ from snapfmt.errors import (
     LeaseExpired,
     RefusedError,
     SnapfmtError,
+    StorageError,
     StorageUnavailable,
     UnsupportedFeature,
 )
@@ -31,7 +32,7 @@ from snapfmt.writing import presence as presence_module
 from snapfmt.writing.attempt import Attempt
 from snapfmt.writing.collect import COPY, ORPHAN, PUBLISHED, RETIRED, SAVE
 from snapfmt.writing.owner import current_owner
-from snapfmt.writing.presence import Presence
+from snapfmt.writing.presence import LATE_S, Presence
 from snapfmt_schemas.attempt import Lease
 
 HOUR_NS = 3_600_000_000_000
@@ -456,6 +457,52 @@ def test_a_copy_refuses_while_objects_are_collected(repository: Repository, tmp_
     assert copy_snapshot(source, repository, 1).published
     assert repository.leases() == []
     assert stored(repository) == needed(repository)
+
+
+@pytest.mark.req("K-14")
+@pytest.mark.parametrize("error", [StorageUnavailable("no answer"), KeyboardInterrupt()], ids=repr)
+def test_a_deletion_that_may_still_come_keeps_copies_out(
+    repository: Repository,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    error: BaseException,
+) -> None:
+    source = Repository.open(tmp_path / "source", create=True, repository_id=repository.id)
+    save(source, value=1)
+    published(repository)
+    orphan(repository)
+
+    def unanswered() -> None:
+        raise error
+
+    with pytest.raises(type(error)):
+        watching(repository, "delete", min(stored(repository)), unanswered).collect()
+    with pytest.raises(RefusedError, match="collection runs"):
+        copy_snapshot(source, repository, 1)
+    (lease,) = repository.leases()
+    assert 0 < lease.expires_at_ns - time.time_ns() <= LATE_S * 1e9
+    later = time.time_ns() + int(LATE_S * 1e9)
+    monkeypatch.setattr(time, "time_ns", lambda: later)
+    assert copy_snapshot(source, repository, 1).published
+    repository.collect()
+    assert repository.leases() == []
+    assert stored(repository) == needed(repository)
+
+
+def test_a_deletion_that_was_refused_keeps_nobody_out(
+    repository: Repository, tmp_path: Path
+) -> None:
+    source = Repository.open(tmp_path / "source", create=True, repository_id=repository.id)
+    save(source, value=1)
+    published(repository)
+    orphan(repository)
+
+    def refused() -> None:
+        raise StorageError("not permitted")
+
+    with pytest.raises(StorageError, match="not permitted"):
+        watching(repository, "delete", min(stored(repository)), refused).collect()
+    assert copy_snapshot(source, repository, 1).published
 
 
 def test_a_collector_that_died_does_not_stop_copies(

@@ -12,9 +12,9 @@ from snapfmt import Repository
 from snapfmt.adapters.transfer_queue.hold import Gate, Lease
 from snapfmt.adapters.transfer_queue.jobs import Holding
 from snapfmt.errors import StorageError
-from snapfmt.threads import Pool, in_order
+from snapfmt.threads import Pool, in_order, run_for
 from snapfmt.transfer import BackgroundPush, open_target
-from snapfmt.transfer.parallel import run_all, run_for
+from snapfmt.transfer.parallel import run_all
 
 ROWS = 600
 KEYS = [f"k{row}" for row in range(ROWS)]
@@ -121,9 +121,14 @@ def test_copies_make_do_with_fewer_threads(scarce: list[str]) -> None:
     scarce.append("snapfmt-copy")
     with pytest.raises(StorageError, match="no thread could be started"):
         run_all(lambda item, _: item, [1, 2, 3], workers=3, tick=lambda: None)
+
+
+def test_without_a_thread_it_takes_as_long_as_it_takes(scarce: list[str]) -> None:
+    scarce.append("")
     done: list[int] = []
-    assert run_for(60, lambda: done.append(1))
+    assert run_for(0.0, lambda: done.append(1))
     assert done == [1]
+    assert run_for(0.0, lambda: done.index(2))
 
 
 def test_a_background_push_that_cannot_begin_says_so(

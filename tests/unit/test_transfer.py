@@ -298,7 +298,7 @@ class Failing(WrappedStore):
 
     def __init__(self, inner: Store, after: int, error: Exception | None = None) -> None:
         super().__init__(inner)
-        self.after = after
+        self.room = threading.Semaphore(after)
         self.error = error or StorageFull("no space left")
         self.finished: list[str] = []
 
@@ -315,7 +315,7 @@ class _FailingSink:
         self._inner.write(data)
 
     def finish(self, key: str) -> None:
-        if len(self._store.finished) >= self._store.after:
+        if not self._store.room.acquire(blocking=False):
             raise self._store.error
         self._inner.finish(key)
         self._store.finished.append(key)
