@@ -1486,6 +1486,11 @@ CUTTING = (
         "        if collecting:\n", "        if False:\n", TAKE_CUT,
     ),
     Mutant(
+        "cut-memory-at-hand", "adapters/transfer_queue/controller.py",
+        "above = at_hand(copied_sizes(controller))", "above = None",
+        only(TAKE_CUT, "no_memory"),
+    ),
+    Mutant(
         "cut-own-indexes", "adapters/transfer_queue/state.py",
         "active = list(status.global_indexes)", "active = status.global_indexes", TAKE_CUT,
     ),

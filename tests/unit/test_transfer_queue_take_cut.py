@@ -1,6 +1,8 @@
 """One call into the controller takes the cut: what it holds, what it leaves, whatever fails."""
 
+import ctypes
 import gc
+import resource
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -223,6 +225,32 @@ def test_a_copy_has_what_was_there_also_where_sets_disagree() -> None:
     assert sets_of(target) == expected
     target.partitions["train"].global_indexes.clear()
     assert set(part.active) == expected[0][0], "what was installed is a copy of its own"
+
+
+def test_the_hold_waits_for_no_memory(
+    controller: Any, unit: Unit, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    count = 50_000
+    rows = controller.allocate("train", count)
+    status = controller.partitions["train"]
+    status.keys_mapping.update({f"row {row}": row for row in rows})
+    status.custom_meta.update({row: {"weight_version": 1} for row in rows})
+    pages: list[int] = []
+
+    def counting(*arguments: Any) -> Any:
+        before = resource.getrusage(resource.RUSAGE_THREAD).ru_minflt
+        copied = copy_controller(*arguments)
+        pages.append(resource.getrusage(resource.RUSAGE_THREAD).ru_minflt - before)
+        return copied
+
+    monkeypatch.setattr(at_controller, "copy_controller", counting)
+    # What earlier tests freed is not at hand either.
+    ctypes.CDLL(None).malloc_trim(0)
+    take(controller)
+    # Six lists of 400 kB are 600 pages.
+    assert pages[0] < 100
+    cut: ControllerCut = holding_of(controller, "cut").content
+    assert len(cut.partitions[0].keys) == count
 
 
 def sets_of(controller: Any) -> tuple[list[set[int]], set[int]]:

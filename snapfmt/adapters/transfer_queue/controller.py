@@ -10,10 +10,12 @@ from snapfmt.adapters.transfer_queue import controller_part, names, records
 from snapfmt.adapters.transfer_queue.cluster import Call, answers, ask, identify_unit, run
 from snapfmt.adapters.transfer_queue.hold import Gate, install_gate
 from snapfmt.adapters.transfer_queue.jobs import Holding, Status, holding_of, holdings_of, keep
+from snapfmt.adapters.transfer_queue.memory import at_hand
 from snapfmt.adapters.transfer_queue.state import (
     ControllerCut,
     Counts,
     UnitPlan,
+    copied_sizes,
     copy_controller,
     copy_sampler,
     install_controller,
@@ -89,6 +91,7 @@ def take_cut(
     gate = _gate(controller)
     # The first call to a unit opens a connection: not under the hold.
     run([Call(call.actor, call.name, identify_unit) for call in units], timeout_s=CONNECT_S)
+    above = at_hand(copied_sizes(controller))
     with without_collections():
         waited = gate.hold(cut_id, lease_s=hold_lease_s, timeout_s=timeout_s)
         try:
@@ -96,6 +99,7 @@ def take_cut(
         finally:
             # Whatever happened: the queue goes on now, not when the lease ends.
             held = gate.release(cut_id)
+    del above
     if held is None:
         raise CutInconsistent(
             "the controller's hold ended before all cuts were taken",

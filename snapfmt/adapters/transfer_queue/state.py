@@ -1,14 +1,17 @@
 """The controller's state at the cut: copied in memory, and turned back into live objects."""
 
+import sys
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 
 Indexes = npt.NDArray[np.int64]
+_REFERENCE: Final = 8
+"""Bytes of an item of a list."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,6 +190,23 @@ def copy_controller(
         sampler_state=sampler_state,
         sampler_settings=sampler_settings,
     )
+
+
+def copied_sizes(controller: Any) -> list[int]:
+    """Bytes of each container that `copy_controller` makes, about; requests may go on."""
+    manager = controller.index_manager
+    lists: list[Collection[Any]] = [manager.allocated_indexes, manager.reusable_indexes]
+    lists += list(manager.partition_to_indexes.values())
+    sizes = []
+    for status in list(controller.partitions.values()):
+        lists += [status.global_indexes, status.pre_allocated_global_indexes]
+        # Names and values of each.
+        lists += 2 * [status.custom_meta, status.keys_mapping]
+        sizes += [status.production_status.nbytes]
+        sizes += [bits.nbytes for bits in list(status.consumption_status.values())]
+        metas = list(status.field_metadata.values())
+        sizes += [sys.getsizeof(meta.per_sample_shapes) for meta in metas]
+    return sizes + [_REFERENCE * len(items) for items in lists]
 
 
 def copy_sampler(sampler: Any) -> tuple[str, Any, dict[str, Any]]:
