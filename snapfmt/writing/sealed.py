@@ -5,7 +5,8 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
-from snapfmt.format import batch_index, segment
+from snapfmt.format import batch_index, chunks, segment
+from snapfmt.format.columns import Column, concat
 from snapfmt.format.digest import digest_of
 from snapfmt.limits import KIB
 from snapfmt.writing.carry import Carried
@@ -47,6 +48,15 @@ class Placed:
     """Keys of rows that were written; None for rows of the base."""
     base: Carried | None = None
     """Rows of the base that were carried."""
+
+
+def key_array(batches: Sequence[Column]) -> pa.Array:
+    """The keys of a segment's batches.
+
+    Made once: each of Arrow's calls gives up the interpreter's lock, and waits to get it back.
+    """
+    keys = concat(batches)
+    return chunks.to_arrow("key", keys, chunks.physical_full(keys.signature))[0]
 
 
 def seal(segments: Sequence[Closed], packs: PackWriter, what: str) -> list[Sealed]:

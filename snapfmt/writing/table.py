@@ -13,11 +13,10 @@ from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
-import pyarrow as pa
 
 from snapfmt.errors import AttemptClosed, InputError, UnsupportedValue
-from snapfmt.format import arrow_stream, batch_index, chunks, segment
-from snapfmt.format.columns import WHOLE, concat
+from snapfmt.format import arrow_stream, batch_index, segment
+from snapfmt.format.columns import WHOLE, Column, concat
 from snapfmt.format.digest import digest_of
 from snapfmt.limits import DEFAULT_LIMITS, KIB, MIB
 from snapfmt.reading.segment import SegmentReader
@@ -25,7 +24,15 @@ from snapfmt.threads import here
 from snapfmt.writing.carry import Carried, Carrier, gather_rows
 from snapfmt.writing.pack import Extent, PackWriter
 from snapfmt.writing.rows import Converter, RowConverter, Rows, Types, Values
-from snapfmt.writing.sealed import Closed, Placed, Sealed, carried_document, seal, written_document
+from snapfmt.writing.sealed import (
+    Closed,
+    Placed,
+    Sealed,
+    carried_document,
+    key_array,
+    seal,
+    written_document,
+)
 from snapfmt_schemas.part import Table
 
 BATCH_BYTES = MIB
@@ -54,7 +61,7 @@ class _OpenSegment:
     begin: int
     head: bytes
     index: batch_index.BatchIndexBuilder
-    keys: list[pa.Array]
+    keys: list[Column]
     logical: int = 0
     position: int = 0
 
@@ -327,9 +334,7 @@ class TableWriter:
         current.index.add(encoded, current.position)
         self._packs.write(encoded.data)
         current.position += len(encoded.data)
-        current.keys.append(
-            chunks.to_arrow("key", batch[0][1], chunks.physical_full(batch[0][1].signature))[0]
-        )
+        current.keys.append(batch[0][1])
         current.logical += encoded.logical_bytes - batch[0][1].logical_bytes
 
     def _close_segment(self) -> None:
@@ -344,7 +349,7 @@ class TableWriter:
                 data=self._packs.end(current.begin),
                 head=current.head,
                 batches=current.index.to_bytes(),
-                keys=pa.concat_arrays(current.keys),
+                keys=key_array(current.keys),
                 logical=current.logical,
             )
         )
