@@ -17,6 +17,19 @@ TOGETHER_BYTES = 256 * KIB
 """Batch indexes of a table that are read along with its keys sooner than by themselves."""
 
 
+@dataclass(slots=True)
+class OpenSegment:
+    """A segment whose rows are being written."""
+
+    plans: tuple[segment.ColumnPlan, ...]
+    begin: int
+    head: bytes
+    index: batch_index.BatchIndexBuilder
+    keys: list[Column]
+    logical: int = 0
+    position: int = 0
+
+
 @dataclass(frozen=True, slots=True)
 class Closed:
     """A segment whose rows are written; its keys and its batch index are not."""

@@ -8,7 +8,6 @@ import threading
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import Executor, Future
-from dataclasses import dataclass
 from typing import Any, Self
 
 import numpy as np
@@ -16,7 +15,7 @@ import numpy.typing as npt
 
 from snapfmt.errors import AttemptClosed, InputError, UnsupportedValue
 from snapfmt.format import arrow_stream, batch_index, segment
-from snapfmt.format.columns import WHOLE, Column, concat
+from snapfmt.format.columns import WHOLE, concat
 from snapfmt.format.digest import digest_of
 from snapfmt.limits import DEFAULT_LIMITS, KIB, MIB
 from snapfmt.reading.segment import SegmentReader
@@ -26,6 +25,7 @@ from snapfmt.writing.pack import Extent, PackWriter
 from snapfmt.writing.rows import Converter, RowConverter, Rows, Types, Values
 from snapfmt.writing.sealed import (
     Closed,
+    OpenSegment,
     Placed,
     Sealed,
     carried_document,
@@ -55,17 +55,6 @@ With less, two threads hand the interpreter's lock to one another most of the ti
 _Flight = tuple[Rows, tuple[segment.ColumnPlan, ...], Future[segment.EncodedBatch]]
 
 
-@dataclass(slots=True)
-class _OpenSegment:
-    plans: tuple[segment.ColumnPlan, ...]
-    begin: int
-    head: bytes
-    index: batch_index.BatchIndexBuilder
-    keys: list[Column]
-    logical: int = 0
-    position: int = 0
-
-
 class TableWriter:
     """Appends rows of one table to a part. A context manager; leaving it closes the table."""
 
@@ -92,7 +81,7 @@ class TableWriter:
         self._waiting: dict[Types, list[Rows]] = {}
         self._waiting_bytes: dict[Types, int] = {}
         self._current: Types | None = None
-        self._open: _OpenSegment | None = None
+        self._open: OpenSegment | None = None
         self._flight: deque[_Flight] = deque()
         self._ended: list[Closed] = []
         self._sealed: list[Sealed] = []
@@ -320,17 +309,17 @@ class TableWriter:
         for rows in later:
             self._submit(rows)
 
-    def _open_segment(self, plans: tuple[segment.ColumnPlan, ...]) -> _OpenSegment:
+    def _open_segment(self, plans: tuple[segment.ColumnPlan, ...]) -> OpenSegment:
         head = arrow_stream.head([(how.name, how.signature, how.physical) for how in plans])
         begin = self._packs.begin(self._close_segment, what=self._what)
         self._packs.write(head)
-        opened = _OpenSegment(
+        opened = OpenSegment(
             plans, begin, head, batch_index.BatchIndexBuilder(), [], position=len(head)
         )
         self._open = opened
         return opened
 
-    def _write(self, current: _OpenSegment, batch: Rows, encoded: segment.EncodedBatch) -> None:
+    def _write(self, current: OpenSegment, batch: Rows, encoded: segment.EncodedBatch) -> None:
         current.index.add(encoded, current.position)
         self._packs.write(encoded.data)
         current.position += len(encoded.data)
