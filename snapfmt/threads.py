@@ -44,6 +44,15 @@ def start(thread: threading.Thread) -> None:
         ) from error
 
 
+def join(threads: Iterable[threading.Thread], seconds: float | None) -> None:
+    """Wait for all of them, together no longer than so many seconds; for ever with None."""
+    deadline = None if seconds is None else time.monotonic() + seconds
+    for thread in threads:
+        # One that was never started, or in whose start an interrupt came; it finds nothing to do.
+        with contextlib.suppress(RuntimeError):
+            thread.join(None if deadline is None else max(deadline - time.monotonic(), 0.0))
+
+
 def run_for(seconds: float, work: Callable[[], object]) -> bool:
     """Let a thread do it; returns whether it ended in time. What it raises is lost."""
 
@@ -139,9 +148,7 @@ class Pool(Executor):
         if cancel:
             self._calls.cancel()
         self._calls.close()
-        deadline = None if patience_s is None else time.monotonic() + patience_s
-        for thread in self._threads:
-            thread.join(None if deadline is None else max(deadline - time.monotonic(), 0.0))
+        join(self._threads, patience_s)
 
 
 @dataclass(frozen=True, slots=True)

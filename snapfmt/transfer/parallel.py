@@ -3,13 +3,12 @@
 import contextlib
 import queue
 import threading
-import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from typing import Final, TypeVar
 
 from snapfmt.limits import MIB
-from snapfmt.threads import start
+from snapfmt.threads import HURRY_S, join, start
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -17,9 +16,7 @@ BYTES_IN_FLIGHT = 256 * MIB
 """Bytes of objects that are in memory at once; one that is larger goes alone."""
 _TICK_S: Final = 0.25
 _PATIENCE_S: Final = 10.0
-"""After an error: for what is on its way."""
-_HURRY_S: Final = 0.5
-"""The same after an interrupt."""
+"""After an error: for what is on its way; after an interrupt it is `HURRY_S`."""
 
 
 class Stopped(Exception):
@@ -85,7 +82,7 @@ def run_all(
         for number in range(min(workers, total))
     ]
     found: dict[int, R] = {}
-    patience = _HURRY_S
+    patience = HURRY_S
     try:
         for thread in threads[:1]:
             start(thread)
@@ -111,12 +108,4 @@ def run_all(
         raise
     finally:
         stop.set()
-        _join(threads, patience)
-
-
-def _join(threads: Sequence[threading.Thread], seconds: float) -> None:
-    deadline = time.monotonic() + seconds
-    for thread in threads:
-        # One that was never started, or in whose start an interrupt came; it finds nothing to do.
-        with contextlib.suppress(RuntimeError):
-            thread.join(max(deadline - time.monotonic(), 0.0))
+        join(threads, patience)

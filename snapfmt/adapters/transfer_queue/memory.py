@@ -3,7 +3,8 @@
 from collections.abc import Sequence
 from typing import Final
 
-_POINTER: Final = 8
+REFERENCE: Final = 8
+"""Bytes of an item of a list."""
 
 
 def at_hand(sizes: Sequence[int]) -> list[None]:
@@ -16,8 +17,8 @@ def at_hand(sizes: Sequence[int]) -> list[None]:
     above: list[None] = []
     # Large blocks come from the system directly, until one of their size was freed once.
     for _ in range(2):
-        blocks = [[None] * (size // _POINTER) for size in sizes]
+        blocks = [[None] * (size // REFERENCE) for size in sizes]
         # As large as any of them, so that there is no room for it below.
-        above = [None] * (max(sizes, default=0) // _POINTER)
+        above = [None] * (max(sizes, default=0) // REFERENCE)
         blocks.clear()
     return above

@@ -4,14 +4,14 @@ import sys
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from snapfmt.adapters.transfer_queue.memory import REFERENCE
+
 Indexes = npt.NDArray[np.int64]
-_REFERENCE: Final = 8
-"""Bytes of an item of a list."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,7 +206,7 @@ def copied_sizes(controller: Any) -> list[int]:
         sizes += [bits.nbytes for bits in list(status.consumption_status.values())]
         metas = list(status.field_metadata.values())
         sizes += [sys.getsizeof(meta.per_sample_shapes) for meta in metas]
-    return sizes + [_REFERENCE * len(items) for items in lists]
+    return sizes + [REFERENCE * len(items) for items in lists]
 
 
 def copy_sampler(sampler: Any) -> tuple[str, Any, dict[str, Any]]:

@@ -3,6 +3,7 @@
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -182,3 +183,26 @@ def damage(repo: str) -> Callable[..., str]:
         return repo
 
     return _damage
+
+
+@pytest.fixture(scope="session")
+def interrupt_stuck() -> Callable[..., None]:
+    """Runs a script until it says that it is stuck, then presses Ctrl-C: it must end."""
+
+    def run(script: str, *arguments: str) -> None:
+        process = subprocess.Popen(
+            [sys.executable, "-c", script, *arguments],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        )
+        try:
+            assert process.stderr is not None
+            assert process.stderr.readline() == b"stuck\n"
+            process.send_signal(signal.SIGINT)
+            assert process.wait(30) == 130
+            assert process.communicate()[1].endswith(b"snapfmt: interrupted\n")
+        finally:
+            process.kill()
+            process.communicate()
+
+    return run

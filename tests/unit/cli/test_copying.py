@@ -2,9 +2,6 @@
 
 import json
 import re
-import signal
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -226,21 +223,10 @@ sys.exit(main(["push", sys.argv[1], "s3://bucket/run"]))
 
 
 @pytest.mark.parametrize("calls", ["sink delete", "prepare delete", "publish", "size"])
-def test_an_interrupt_of_a_stuck_push(repo: str, calls: str) -> None:
-    process = subprocess.Popen(
-        [sys.executable, "-c", STUCK, repo, calls],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-    )
-    try:
-        assert process.stderr is not None
-        assert process.stderr.readline() == b"stuck\n"
-        process.send_signal(signal.SIGINT)
-        assert process.wait(60) == 130
-        assert process.communicate()[1].endswith(b"snapfmt: interrupted\n")
-    finally:
-        process.kill()
-        process.communicate()
+def test_an_interrupt_of_a_stuck_push(
+    interrupt_stuck: Callable[..., None], repo: str, calls: str
+) -> None:
+    interrupt_stuck(STUCK, repo, calls)
 
 
 @pytest.mark.parametrize("command", ["push", "pull", "cp"])

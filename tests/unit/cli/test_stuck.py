@@ -1,8 +1,6 @@
 """Ctrl-C while a server answers nothing: the command ends, whatever waits for the server."""
 
-import signal
-import subprocess
-import sys
+from collections.abc import Callable
 
 import pytest
 
@@ -94,18 +92,7 @@ sys.exit(main([arguments[0], "s3://bucket/run", *arguments[1:]]))
         "delete 0 save",
     ],
 )
-def test_an_interrupt_while_nothing_is_answered(stuck: str) -> None:
-    process = subprocess.Popen(
-        [sys.executable, "-c", SCRIPT, *stuck.split()],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-    )
-    try:
-        assert process.stderr is not None
-        assert process.stderr.readline() == b"stuck\n"
-        process.send_signal(signal.SIGINT)
-        assert process.wait(30) == 130
-        assert process.communicate()[1].endswith(b"snapfmt: interrupted\n")
-    finally:
-        process.kill()
-        process.communicate()
+def test_an_interrupt_while_nothing_is_answered(
+    interrupt_stuck: Callable[..., None], stuck: str
+) -> None:
+    interrupt_stuck(SCRIPT, *stuck.split())
